@@ -43,7 +43,7 @@ MUTANTS = [
         "store/publish/appender.py",
         "(known.confirm_offset, known.deletions) == (confirm, deletions)",
         "known.deletions == deletions",
-        ("tests/store/publish/test_appender.py::test_two_stores_in_turns_keep_their_offsets_dense",),
+        ("tests/store/publish/test_appender.py::test_two_stores_in_turns_keep_offsets_dense",),
     ),
     Mutant(
         "offsets given that were right before a topic was deleted",

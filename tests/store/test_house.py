@@ -47,7 +47,7 @@ def test_architecture_page_lists_the_floors() -> None:
     )
 
 
-def test_the_way_of_a_message_is_true() -> None:
+def test_diagram_of_a_messages_way_is_right() -> None:
     """Each module of the picture exists, and each solid arrow from a module of `store` is an import."""
     page = (ROOT.parent / "docs" / "internals" / "architecture.md").read_text("utf-8")
     picture = page.partition("flowchart TB\n")[2].partition("```")[0]

@@ -1,5 +1,3 @@
-"""What a process pays before its first message."""
-
 from __future__ import annotations
 
 import subprocess
@@ -50,12 +48,12 @@ assert "pandas" not in sys.modules
 """
 
 
-def test_no_program_loads_pandas_by_itself(tmp_path: Path) -> None:
-    pytest.importorskip("pandas")  # where it is not installed nothing could load it
+def test_pandas_is_not_loaded_unasked(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")  # otherwise nothing could load it
     _run(_EVERYTHING, tmp_path)
 
 
-def test_messages_put_and_got_one_by_one_need_nothing_for_columns(tmp_path: Path) -> None:
+def test_single_puts_and_gets_need_no_column_modules(tmp_path: Path) -> None:
     _run(_ONE_BY_ONE, tmp_path)
 
 

@@ -19,9 +19,8 @@ MULTI = StoreConfig(maxHashSlotNum=100, maxIndexNum=400)
 
 
 def made_up(queues: str, offsets: str, topic: str = "t", keys: str = "") -> Message:
-    """A message with light queue properties, which `put` refuses. The misspelled names pass; `broker_has_it`
-    corrects them.
-    """
+    """A message with light queue properties, which `put` refuses. The misspelled names pass; `broker_has_it` corrects
+    them."""
     properties = {"_NNER_MULTI_DISPATCH": queues, "_NNER_MULTI_QUEUE_OFFSET": offsets}
     return Message(topic, b"made up", properties=properties, keys=keys.split(), queue_id=0)
 
@@ -50,9 +49,7 @@ def broker_has_it(path: Path) -> None:
         ("u,t", "0,99", False),
     ],
 )
-def test_the_store_goes_on_and_shows_nothing_wrong(
-    tmp_path: Path, queues: str, offsets: str, is_told: bool, lost: bool
-) -> None:
+def test_store_shows_no_wrong_light_queue(tmp_path: Path, queues: str, offsets: str, is_told: bool, lost: bool) -> None:
     path = tmp_path / "mq"
     with MessageStore.open(path, config=SMALL) as store:
         store.create_topic("t", 1)
@@ -80,7 +77,7 @@ def test_the_store_goes_on_and_shows_nothing_wrong(
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_a_brokers_light_queue_stays_as_it_is(tmp_path: Path, lost: bool) -> None:
+def test_light_queue_of_a_broker_is_unchanged(tmp_path: Path, lost: bool) -> None:
     path = tmp_path / "mq"
     shutil.copytree(GOLDEN / "multi-dispatch-5.3", path)
     with MessageStore.open(path, config=MULTI) as store:
@@ -107,7 +104,7 @@ def test_a_brokers_light_queue_stays_as_it_is(tmp_path: Path, lost: bool) -> Non
 
 
 @pytest.mark.parametrize("lost", ["watermark", "queueends"])
-def test_what_is_put_into_a_brokers_light_queue_itself_comes_behind_what_entered_it(tmp_path: Path, lost: str) -> None:
+def test_direct_puts_follow_dispatched_messages_in_a_light_queue(tmp_path: Path, lost: str) -> None:
     """The log has both kinds of record close together."""
     path, light = tmp_path / "mq", Queue("%LMQ%device-1", 0)
     shutil.copytree(GOLDEN / "multi-dispatch-5.3", path)
@@ -123,7 +120,7 @@ def test_what_is_put_into_a_brokers_light_queue_itself_comes_behind_what_entered
     assert verify(path).findings == []
 
 
-def test_keys_hide_nothing_of_a_light_queue(tmp_path: Path) -> None:
+def test_lookup_by_key_finds_messages_of_a_light_queue(tmp_path: Path) -> None:
     path = tmp_path / "mq"
     with MessageStore.open(path, config=SMALL) as store:
         store.create_topic("t", 1)
@@ -137,7 +134,7 @@ def test_keys_hide_nothing_of_a_light_queue(tmp_path: Path) -> None:
         assert store.with_keys([of_topic, light], ["k1"]) == [of_topic._replace(start=1, end=2), light]
 
 
-def test_a_light_queue_that_lost_its_first_file_is_told_and_made_anew(tmp_path: Path) -> None:
+def test_light_queue_without_its_first_file_is_rebuilt(tmp_path: Path) -> None:
     path, light = tmp_path / "mq", Queue("%LMQ%device-1", 0)
     shutil.copytree(GOLDEN / "multi-dispatch-5.3", path)
     with MessageStore.open(path, config=MULTI) as store:
@@ -155,7 +152,7 @@ def test_a_light_queue_that_lost_its_first_file_is_told_and_made_anew(tmp_path: 
     assert verify(path).findings == []
 
 
-def test_a_light_queue_of_which_all_is_lost_is_made_anew(tmp_path: Path) -> None:
+def test_lost_light_queue_is_rebuilt(tmp_path: Path) -> None:
     """No table lists a light queue, so only the log can show it."""
     path, light = tmp_path / "mq", Queue("%LMQ%device-1", 0)
     shutil.copytree(GOLDEN / "multi-dispatch-5.3", path)

@@ -44,8 +44,8 @@ from tests.store.upkeep.test_damaged import bodies as what_is_left
 
 
 @pytest.mark.parametrize("lost", [*range(9), 24, 37, 62])
-def test_an_entry_lost_behind_the_known_end_gives_no_offset_twice(tmp_path: Path, lost: int) -> None:
-    """A killed writer has not recorded the queue ends since it opened, so the search for an end may meet the damage."""
+def test_entry_lost_after_the_known_end_gives_no_offset_twice(tmp_path: Path, lost: int) -> None:
+    """A killed writer saved no queue ends since it opened, so the search for an end may meet the damage."""
     with MessageStore.open(tmp_path, config=SMALL) as store:
         store.create_topic("t", 1)
     killed = "import os, sys; from store import *; store = MessageStore.open(sys.argv[1]); "
@@ -60,7 +60,7 @@ def test_an_entry_lost_behind_the_known_end_gives_no_offset_twice(tmp_path: Path
 
 
 @pytest.mark.parametrize("damage", [index, first_index_file])
-def test_an_index_that_goes_while_a_store_is_open_is_made_anew_by_the_next(path: Path, damage: Damage) -> None:
+def test_index_lost_while_a_store_is_open_is_rebuilt(path: Path, damage: Damage) -> None:
     with MessageStore.open(path) as store:
         damage(path)
         for n in range(75, 200):
@@ -95,8 +95,8 @@ if len(sys.argv) > 2:
 
 @pytest.mark.parametrize("closed", [False, True], ids=["killed", "closed"])
 @pytest.mark.parametrize("damage", [index, first_index_file, zeroed_index, zeroed_index_file])
-def test_keys_that_go_before_their_writer_left_once(tmp_path: Path, damage: Damage, closed: bool) -> None:
-    """The lost index files were created after the store was opened, so no record of them exists."""
+def test_keys_lost_before_their_writer_closed_are_rebuilt(tmp_path: Path, damage: Damage, closed: bool) -> None:
+    """The lost index files were created after the store was opened, so they are recorded nowhere."""
     MessageStore.open(tmp_path, config=SMALL).close()
     writer = subprocess.Popen(
         [sys.executable, "-c", FILES, str(tmp_path), *(["closes"] if closed else [])],
@@ -122,9 +122,7 @@ def test_keys_that_go_before_their_writer_left_once(tmp_path: Path, damage: Dama
     ("damage", "before"),
     [*((damage, 27) for damage in (folder, queue_files, last_file, topic, all_queues)), (folder, 30), (topic, 30)],
 )
-def test_files_that_go_while_a_store_is_open_are_made_anew_by_the_next(
-    path: Path, damage: Damage, before: int, more: int
-) -> None:
+def test_queue_files_lost_while_a_store_is_open_are_rebuilt(path: Path, damage: Damage, before: int, more: int) -> None:
     """Later puts start the next file in its middle, or as the queue's first file."""
     with MessageStore.open(path) as store:
         store.put_many([Message("t", b"more", queue_id=1)] * (before - 25))
@@ -138,10 +136,10 @@ def test_files_that_go_while_a_store_is_open_are_made_anew_by_the_next(
 
 @pytest.mark.parametrize(("damage", "before", "left"), [(folder, 25, 0), (last_file, 30, 20)])
 @pytest.mark.parametrize("others", [True, False], ids=["others put", "a put fails"])
-def test_who_put_into_a_queue_never_gives_its_offsets_again(
+def test_writer_gives_no_offset_twice_after_files_were_lost(
     tmp_path: Path, damage: Damage, before: int, left: int, others: bool
 ) -> None:
-    """Holds even if the queue was created since the store was opened and no remaining file shows its end."""
+    """Even if the queue was created since the store was opened and no remaining file shows its end."""
     with MessageStore.open(tmp_path, config=SMALL) as store, MessageStore.open(tmp_path) as other:
         store.create_topic("t", 2)
         store.put_many([Message("t", b"x", queue_id=1)] * before)
@@ -160,7 +158,7 @@ def test_who_put_into_a_queue_never_gives_its_offsets_again(
 
 
 @pytest.mark.parametrize("damage", [folder, last_file, zeroed])
-def test_who_looked_at_a_queue_is_told_that_files_went(tmp_path: Path, damage: Damage) -> None:
+def test_store_that_saw_a_queue_detects_lost_files(tmp_path: Path, damage: Damage) -> None:
     """The search for the end must not stop at the lost files, because this store has seen the real end."""
     with MessageStore.open(tmp_path, config=SMALL) as store, MessageStore.open(tmp_path) as other:
         store.create_topic("t", 2)
@@ -173,8 +171,8 @@ def test_who_looked_at_a_queue_is_told_that_files_went(tmp_path: Path, damage: D
 
 
 @pytest.mark.parametrize("damage", [folder, last_file])
-def test_a_queue_that_goes_on_behind_a_hole_is_no_shorter_one(tmp_path: Path, damage: Damage) -> None:
-    """Later readers and writers see the hole, even after the queue's end is recorded again."""
+def test_hole_in_a_queue_is_detected(tmp_path: Path, damage: Damage) -> None:
+    """Later readers and writers see the hole, even after the queue's end is saved again."""
     with MessageStore.open(tmp_path, config=SMALL) as store:
         store.create_topic("t", 2)
         store.put_many([Message("t", b"x", queue_id=1)] * 25)
@@ -192,7 +190,7 @@ def test_a_queue_that_goes_on_behind_a_hole_is_no_shorter_one(tmp_path: Path, da
     assert verify(tmp_path).findings == []
 
 
-def test_a_queue_that_lost_a_file_takes_nothing_of_what_is_known_of_others(tmp_path: Path) -> None:
+def test_damaged_queue_does_not_affect_the_saved_ends_of_others(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path, config=replace(SMALL, deleteFileBatchMax=100)) as store:
         store.create_topic("t", 3)
         store.put_many([Message("t", b"gone", queue_id=1)] * 25)
@@ -208,7 +206,7 @@ def test_a_queue_that_lost_a_file_takes_nothing_of_what_is_known_of_others(tmp_p
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("killed", [False, True])
-def test_what_is_gone_is_made_anew(path: Path, damage: Damage, killed: bool) -> None:
+def test_lost_files_are_rebuilt(path: Path, damage: Damage, killed: bool) -> None:
     with MessageStore.open(path, read_only=True) as reader:
         before = bodies(reader)
     if killed:
@@ -224,10 +222,9 @@ def test_what_is_gone_is_made_anew(path: Path, damage: Damage, killed: bool) -> 
 
 @pytest.mark.parametrize("removed", [1, 2])
 @pytest.mark.parametrize("queue", [0, 2])
-def test_first_files_of_one_queue_and_all_of_another(path: Path, queue: int, removed: int) -> None:
-    """A queue that begins behind its first record does not prove that the topic was recreated and the other queue
-    ended.
-    """
+def test_first_files_of_a_queue_and_all_of_another_are_rebuilt(path: Path, queue: int, removed: int) -> None:
+    """A queue that begins after its first record does not prove that the topic was recreated and the other queue
+    ended."""
     with MessageStore.open(path, read_only=True) as reader:
         before = bodies(reader)
     for file in sorted((path / "consumequeue/t/1").iterdir())[:removed]:
@@ -249,7 +246,7 @@ def cleaned(path: Path, request: pytest.FixtureRequest) -> tuple[Path, int]:
 
 
 @pytest.mark.parametrize("removed", [1, 2])
-def test_a_first_file_that_is_gone_behind_what_retention_took(cleaned: tuple[Path, int], removed: int) -> None:
+def test_first_file_lost_after_retention_is_rebuilt(cleaned: tuple[Path, int], removed: int) -> None:
     path, first = cleaned
     assert first > ENTRIES
     with MessageStore.open(path, read_only=True) as reader:
@@ -265,7 +262,7 @@ def test_a_first_file_that_is_gone_behind_what_retention_took(cleaned: tuple[Pat
 
 
 @pytest.mark.parametrize("at", [b"\xff" * 8, bytes([0, 9, *bytes(6)])], ids=["negative", "behind the end"])
-def test_garbage_before_the_first_message_that_is_left_is_made_anew(path: Path, at: bytes) -> None:
+def test_garbage_before_the_first_message_is_repaired(path: Path, at: bytes) -> None:
     """The queue's next entry shows that its record follows."""
     with MessageStore.open(path) as store:
         store.put_many([Message("t", bytes(200), queue_id=n % 3) for n in range(75)])
@@ -280,8 +277,8 @@ def test_garbage_before_the_first_message_that_is_left_is_made_anew(path: Path, 
         assert store.offsets("t", 1) == (first, 50)
 
 
-def test_a_first_file_that_retention_took_is_not_missed(cleaned: tuple[Path, int]) -> None:
-    """Holds even if the next file begins with the queue's first record in the log."""
+def test_first_file_deleted_by_retention_is_no_loss(cleaned: tuple[Path, int]) -> None:
+    """Even if the next file begins with the queue's first record in the log."""
     path, first = cleaned
     last = max((path / "commitlog").iterdir())
     content = bytearray(last.read_bytes())
@@ -291,7 +288,7 @@ def test_a_first_file_that_retention_took_is_not_missed(cleaned: tuple[Path, int
         assert store.min_offset("t", 1) == first
 
 
-def test_nothing_is_made_anew_where_nothing_is_gone(path: Path) -> None:
+def test_intact_files_are_not_rebuilt(path: Path) -> None:
     """Otherwise every opening would walk the whole log."""
     log = path / "commitlog" / segment_name(0)
     content = bytearray(log.read_bytes())
@@ -317,7 +314,7 @@ input()
 
 
 @pytest.mark.parametrize("damage", [folder, last_file, zeroed, index])
-def test_what_a_killed_writer_appended_is_noticed_too(path: Path, damage: Damage) -> None:
+def test_lost_files_of_a_killed_writer_are_rebuilt(path: Path, damage: Damage) -> None:
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(path)],
         stdin=subprocess.PIPE,
@@ -339,8 +336,8 @@ def test_what_a_killed_writer_appended_is_noticed_too(path: Path, damage: Damage
 
 
 @pytest.mark.parametrize("damage", [missing_in_the_middle, size_of_nothing, points_back])
-def test_what_the_errors_say_helps(path: Path, damage: Damage) -> None:
-    """Follow the message: close the store, move the folder out, open the store for writing."""
+def test_remedy_of_the_errors_works(path: Path, damage: Damage) -> None:
+    """It is: close the store, move the folder out, open the store for writing."""
     with MessageStore.open(path, read_only=True) as reader:
         before = bodies(reader)
     damage(path)
@@ -353,7 +350,7 @@ def test_what_the_errors_say_helps(path: Path, damage: Damage) -> None:
     assert verify(path).findings == []
 
 
-def test_no_offset_is_used_twice_behind_a_damaged_entry(path: Path) -> None:
+def test_no_offset_is_used_twice_after_a_damaged_entry(path: Path) -> None:
     """A search for the end could stop at any damaged entry."""
     for offset in range(24):
         damage_entry(path, offset, bytes(20))
@@ -361,8 +358,8 @@ def test_no_offset_is_used_twice_behind_a_damaged_entry(path: Path) -> None:
         assert store.put(Message("t", b"next", queue_id=1)).queue_offset == 25
 
 
-def test_no_offset_is_used_twice_where_the_topic_was_deleted_once(path: Path) -> None:
-    """Deleting a topic deletes its recorded queue ends, but no ends of other topics or of the recreated one."""
+def test_no_offset_is_used_twice_in_a_recreated_topic(path: Path) -> None:
+    """Deleting a topic deletes its saved queue ends, but no ends of other topics or of the recreated one."""
     delete_topic(path, "t")
     with MessageStore.open(path) as store:
         store.create_topic("t", 2)
@@ -376,7 +373,7 @@ def test_no_offset_is_used_twice_where_the_topic_was_deleted_once(path: Path) ->
         assert store.put(Message("t", b"next", queue_id=1)).queue_offset == 51
 
 
-def test_a_first_file_and_the_first_entry_behind_it(path: Path) -> None:
+def test_first_file_and_the_next_entry_are_rebuilt(path: Path) -> None:
     with MessageStore.open(path, read_only=True) as reader:
         before = bodies(reader)
     (path / "consumequeue/t/1" / segment_name(0)).unlink()
@@ -387,7 +384,7 @@ def test_a_first_file_and_the_first_entry_behind_it(path: Path) -> None:
 
 @pytest.mark.parametrize("count", [25, 30], ids=["in a file", "at a file's end"])
 @pytest.mark.parametrize("damage", [folder, queue_files, last_file, zeroed])
-def test_a_queue_without_records_goes_on_where_it_ended(tmp_path: Path, damage: Damage, count: int) -> None:
+def test_queue_without_records_continues_at_its_end(tmp_path: Path, damage: Damage, count: int) -> None:
     path = tmp_path / "mq"
     with MessageStore.open(path, config=replace(SMALL, deleteFileBatchMax=100)) as store:
         store.create_topic("t", 2)
@@ -410,10 +407,10 @@ def test_a_queue_without_records_goes_on_where_it_ended(tmp_path: Path, damage: 
 @pytest.mark.parametrize("bit", [2, 10, 20])
 @pytest.mark.parametrize("file", [min, max])
 @pytest.mark.parametrize("killed", [False, True])
-def test_an_index_file_that_says_what_it_has_not_is_made_anew(
+def test_index_file_with_a_wrong_header_is_rebuilt(
     path: Path, file: Callable[[list[Path]], Path], field: str, bit: int, killed: bool
 ) -> None:
-    """An index file whose header claims more keys takes no new ones, so queries would silently miss them."""
+    """A header that claims more keys lets the file take no new ones, so queries would silently miss them."""
     damaged = file(list((path / "index").iterdir()))
     content = bytearray(damaged.read_bytes())
     last = field_offset(INDEX_HEADER, field) + INDEX_HEADER[field].itemsize - 1

@@ -1,5 +1,3 @@
-"""The log tells a lost first file of a queue from one that retention deleted."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -21,7 +19,7 @@ def parts(path: Path) -> tuple[CommitLog, ConsumeQueue]:
     return CommitLog(path, sizes[0], writable=False), ConsumeQueue.at(path, "t", 1, sizes[1], writable=False)
 
 
-def test_a_first_file_that_is_lost(path: Path) -> None:
+def test_lost_first_file_is_an_error(path: Path) -> None:
     first_file(path)
     log, queue = parts(path)
     assert first_left(log, queue, ENTRIES) == ENTRIES, "nothing before is asked for"
@@ -38,7 +36,7 @@ def test_a_first_file_that_is_lost(path: Path) -> None:
     assert must_begin(log, {("t", 7): begins["t", 1]}), "of that one the log has nothing"
 
 
-def test_a_log_that_is_damaged_does_not_tell(path: Path) -> None:
+def test_damaged_log_does_not_prove_a_loss(path: Path) -> None:
     first_file(path)
     log, queue = parts(path)
     with (path / "commitlog" / segment_name(0)).open("r+b") as file:
@@ -50,7 +48,7 @@ def test_a_log_that_is_damaged_does_not_tell(path: Path) -> None:
 
 
 @pytest.mark.parametrize("batch", [2, 3], ids=["in a file", "at a file's end"])
-def test_what_retention_took_is_not_lost(path: Path, batch: int) -> None:
+def test_files_deleted_by_retention_are_no_loss(path: Path, batch: int) -> None:
     with MessageStore.open(path) as store:
         store.put_many([Message("t", bytes(200), queue_id=n % 3) for n in range(75)])
         store.clean(forced=True, config=replace(SMALL, deleteFileBatchMax=batch))

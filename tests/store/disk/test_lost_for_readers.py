@@ -32,7 +32,7 @@ LOST = [damage for damage in DAMAGES if "index" not in damage.__name__ and "ends
 
 
 @pytest.mark.parametrize("damage", LOST)
-def test_a_queue_that_lost_files_or_its_last_entries_is_told(path: Path, damage: Damage) -> None:
+def test_queue_without_files_or_last_entries_is_an_error(path: Path, damage: Damage) -> None:
     damage(path)
     with MessageStore.open(path, read_only=True) as reader:
         for _ in range(2):
@@ -52,7 +52,7 @@ def test_a_queue_that_lost_files_or_its_last_entries_is_told(path: Path, damage:
 
 @pytest.mark.parametrize("first", range(0, 25, 4))
 @pytest.mark.parametrize("count", [4, 7, 10])
-def test_zeros_that_a_search_meets_are_no_end(path: Path, first: int, count: int) -> None:
+def test_zeroed_entries_do_not_end_the_queue(path: Path, first: int, count: int) -> None:
     (path / "queueends").unlink()
     for offset in range(first, min(first + count, 24)):
         damage_entry(path, offset, bytes(CQ_ENTRY.itemsize))
@@ -66,7 +66,7 @@ def test_zeros_that_a_search_meets_are_no_end(path: Path, first: int, count: int
 
 
 @pytest.mark.parametrize(("batch", "removed"), [(2, 1), (2, 2), (3, 1)])
-def test_a_first_file_behind_what_retention_took(path: Path, batch: int, removed: int) -> None:
+def test_first_file_lost_after_retention_is_an_error(path: Path, batch: int, removed: int) -> None:
     with MessageStore.open(path) as store:
         store.put_many([Message("t", bytes(200), queue_id=n % 3) for n in range(75)])
         store.clean(forced=True, config=replace(SMALL, deleteFileBatchMax=batch))
@@ -84,7 +84,7 @@ def test_a_first_file_behind_what_retention_took(path: Path, batch: int, removed
         (path / file).unlink()
 
 
-def test_a_queue_that_begins_at_a_files_begin_is_looked_for_once(path: Path) -> None:
+def test_begin_at_the_start_of_a_file_is_searched_once(path: Path) -> None:
     """At the queue's begin the log has earlier records of other queues only."""
     with MessageStore.open(path) as store:
         store.put_many([Message("t", bytes(200), queue_id=0) for _ in range(60)])
@@ -102,8 +102,8 @@ def test_a_queue_that_begins_at_a_files_begin_is_looked_for_once(path: Path) -> 
         assert reader.bounds([Queue("t", 1)]) == {Queue("t", 1): Bounds(20, 21)}
 
 
-def test_what_is_under_way_behind_the_end_is_no_damage(path: Path) -> None:
-    """Entries of a dead append stay until the next append undoes them, even in files of their own."""
+def test_entries_of_a_dead_append_are_no_damage(path: Path) -> None:
+    """They stay until the next append undoes them, even in files of their own."""
     with MessageStore.open(path) as store:
         end = store.confirm_offset
         store.put_many([Message("t", b"dead", queue_id=1) for _ in range(40)])
@@ -119,8 +119,8 @@ def test_what_is_under_way_behind_the_end_is_no_damage(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [folder, last_file, zeroed])
-def test_ends_of_what_is_not_published_say_nothing(path: Path, damage: Damage) -> None:
-    """The recorded ends are ahead of the published end, or a broker used the directory and no published end exists."""
+def test_saved_ends_beyond_the_published_end_are_ignored(path: Path, damage: Damage) -> None:
+    """Or a broker used the directory and no published end exists."""
     damage(path)
     noted = noted_ends(path)
     note_ends(path, {**noted, "logOffset": noted["logOffset"] + 1})
@@ -132,7 +132,7 @@ def test_ends_of_what_is_not_published_say_nothing(path: Path, damage: Damage) -
         assert reader.max_offset("t", 1) < 25
 
 
-def test_a_reader_that_saw_an_older_life_of_a_topic(path: Path) -> None:
+def test_reader_that_saw_the_deleted_topic_reads_the_new_one(path: Path) -> None:
     with MessageStore.open(path, read_only=True) as reader, MessageStore.open(path) as store:
         assert reader.offsets("t", 1) == (0, 25)
         store.delete_topic("t")
@@ -148,7 +148,7 @@ def test_a_reader_that_saw_an_older_life_of_a_topic(path: Path) -> None:
             }
 
 
-def test_garbage_is_not_taken_for_what_retention_took(path: Path) -> None:
+def test_garbage_is_not_mistaken_for_retention(path: Path) -> None:
     """The garbage gives a negative log offset, which retention cannot leave."""
     for offset in range(4):
         damage_entry(path, offset, b"\xff" * CQ_ENTRY.itemsize)
@@ -160,7 +160,7 @@ def test_garbage_is_not_taken_for_what_retention_took(path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_an_entry_that_points_back_is_not_taken_for_what_retention_took(path: Path, count: int) -> None:
+def test_entry_that_points_back_is_not_mistaken_for_retention(path: Path, count: int) -> None:
     """Otherwise the reader would skip the first remaining messages."""
     with MessageStore.open(path) as store:
         store.clean(forced=True)
@@ -177,7 +177,7 @@ def test_an_entry_that_points_back_is_not_taken_for_what_retention_took(path: Pa
 
 
 @pytest.mark.parametrize("read_only", [True, False])
-def test_a_first_entry_that_points_back_is_not_taken_for_what_retention_took(path: Path, read_only: bool) -> None:
+def test_first_entry_that_points_back_is_no_retention(path: Path, read_only: bool) -> None:
     """One flipped bit is enough, and no earlier entry reveals it."""
     with MessageStore.open(path) as store:
         store.create_topic("u", 1)
@@ -198,7 +198,7 @@ def test_a_first_entry_that_points_back_is_not_taken_for_what_retention_took(pat
         assert store.offsets("u", 0) == (0, 3)
 
 
-def test_zeros_are_not_taken_for_what_retention_took(path: Path) -> None:
+def test_zeros_are_not_mistaken_for_retention(path: Path) -> None:
     with MessageStore.open(path) as store:
         store.clean(forced=True)
         first = store.min_offset("t", 1)
@@ -221,8 +221,8 @@ def test_zeros_are_not_taken_for_what_retention_took(path: Path) -> None:
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_brokers_log_that_ends_with_damage(path: Path, killed: bool) -> None:
-    """Without a published end, the reader warns of bytes behind the last sound record."""
+def test_damaged_end_of_a_brokers_log_is_a_warning(path: Path, killed: bool) -> None:
+    """Without a published end, the reader warns of bytes after the last sound record."""
     with MessageStore.open(path, read_only=True) as reader:
         at = reader.get_message("g", "t", 0, 23).messages[0].physical_offset
     (path / "watermark").unlink()
@@ -245,8 +245,8 @@ def test_a_brokers_log_that_ends_with_damage(path: Path, killed: bool) -> None:
     ] == [True] * (not killed)
 
 
-def test_a_brokers_log_that_is_damaged_before_its_last_segment(path: Path) -> None:
-    """A run of damaged entries does not end a queue that has a sound entry behind it."""
+def test_damage_before_the_last_segment_of_a_broker_is_an_error(path: Path) -> None:
+    """A run of damaged entries does not end a queue that has a sound entry after it."""
     (path / "watermark").unlink()
     with MessageStore.open(path, read_only=True) as reader:
         assert reader.max_offset("t", 0) == 25
@@ -261,7 +261,7 @@ def test_a_brokers_log_that_is_damaged_before_its_last_segment(path: Path) -> No
 
 
 @pytest.mark.parametrize("name", [None, segment_name(0)])
-def test_a_brokers_queue_that_has_no_file_yet(path: Path, name: str | None) -> None:
+def test_queue_of_a_broker_may_have_no_file_yet(path: Path, name: str | None) -> None:
     """A broker creates a queue's folder first, then an empty file. Nothing gives the file's final length yet."""
     (path / "watermark").unlink()
     (path / "config" / "store.conf").unlink()

@@ -18,21 +18,21 @@ from tests.waiting import until
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_every_verb_is_named_here(store: MessageStore, kind: type) -> None:
+def test_every_method_is_listed(store: MessageStore, kind: type) -> None:
     with store.watch() as watch, PullRequestHoldService(store) as service:
         all_of_them = {type(it): it for it in (store, watch, service)}
         public = {name for name in dir(all_of_them[kind]) if not name.startswith("_")}
     assert public == ALL[kind].keys() | NO_VERBS[kind]
 
 
-def test_a_closed_store(store: MessageStore) -> None:
+def test_methods_of_a_closed_store_raise(store: MessageStore) -> None:
     store.close()
     told = rf"{store.path}: was closed; make a new one with MessageStore.open\('"
     assert [name for name, verb in STORE.items() if not refuses(verb, store, told)] == []
     store.close()
 
 
-def test_a_closed_watch(store: MessageStore) -> None:
+def test_methods_of_a_closed_watch_raise(store: MessageStore) -> None:
     with store.watch() as watch:
         pass
     told = rf"a watch of {store.path}: was closed; .* MessageStore.watch\(\)"
@@ -48,7 +48,7 @@ def refuses(verb: Verb, closed: object, told: str) -> bool:
     return False
 
 
-def test_a_hold_service_whose_store_is_closed(store: MessageStore) -> None:
+def test_closing_the_store_stops_its_hold_service(store: MessageStore) -> None:
     woken: list[Wake] = []
     with PullRequestHoldService(store) as service:
         service.hold("t", 0, 1, 600.0, lambda request, why: woken.append(why))
@@ -59,7 +59,7 @@ def test_a_hold_service_whose_store_is_closed(store: MessageStore) -> None:
         assert service.held == 0
 
 
-def test_closing_ends_a_wait(store: MessageStore) -> None:
+def test_closing_the_store_ends_a_wait(store: MessageStore) -> None:
     seen, begun = store.confirm_offset, threading.Event()
 
     def wait() -> None:
@@ -91,13 +91,13 @@ def test_closing_a_watch_ends_its_wait(store: MessageStore) -> None:
             waiting.result(60)
 
 
-def test_batches_of_a_closed_store_come_to_their_end(store: MessageStore) -> None:
+def test_running_scan_of_a_closed_store_ends_normally(store: MessageStore) -> None:
     batches = store.scan("t", 0, 0, 1)
     store.close()
     assert [row["body"] for batch in batches for row in batch.to_pylist()] == [b"first"]
 
 
-def test_a_closed_store_touches_no_descriptor_of_somebody_else(tmp_path: Path) -> None:
+def test_closed_store_uses_no_reused_descriptor(tmp_path: Path) -> None:
     """The kernel reuses the numbers of closed descriptors for the next files."""
     store = MessageStore.open(tmp_path / "mq")
     store.create_topic("t", 1)
@@ -114,8 +114,8 @@ def test_a_closed_store_touches_no_descriptor_of_somebody_else(tmp_path: Path) -
         os.close(fd)
 
 
-def test_closing_while_others_append(tmp_path: Path) -> None:
-    """Every acknowledged put is in the store; any other put raises a StoreError. The closed store is clean."""
+def test_closing_during_appends_loses_nothing_acknowledged(tmp_path: Path) -> None:
+    """Any other put raises a StoreError. The closed store is clean."""
     for _ in range(10):
         with ThreadPoolExecutor(4) as others, MessageStore.open(tmp_path) as store:
             store.create_topic("t", 1)

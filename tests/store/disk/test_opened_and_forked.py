@@ -21,7 +21,7 @@ from tests.store.disk.open_things import ALL, outcome
 
 
 @pytest.mark.parametrize("hand_over", [pickle.dumps, copy.copy, copy.deepcopy])
-def test_nothing_open_is_copied(store: MessageStore, hand_over: Callable[[object], object]) -> None:
+def test_open_objects_cannot_be_pickled(store: MessageStore, hand_over: Callable[[object], object]) -> None:
     with store.watch() as watch, PullRequestHoldService(store) as service:
         for it in (store, watch, service):
             with pytest.raises(StoreNotOpen, match=r"cannot be copied or pickled, .* hand its path on"):
@@ -29,7 +29,7 @@ def test_nothing_open_is_copied(store: MessageStore, hand_over: Callable[[object
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["at rest", "while another thread appends"])
-def test_a_forked_child(store: MessageStore, busy: bool) -> None:
+def test_methods_raise_in_a_forked_child(store: MessageStore, busy: bool) -> None:
     with store.watch() as watch, PullRequestHoldService(store) as service:
         service.hold("t", 0, 1 << 40, 600.0, lambda *woken: None)
         kinds = (store, watch, service)
@@ -55,7 +55,7 @@ def test_a_forked_child(store: MessageStore, busy: bool) -> None:
         assert service.held == 1
 
 
-def test_what_a_forked_child_is_told(store: MessageStore) -> None:
+def test_error_in_a_forked_child_names_both_processes(store: MessageStore) -> None:
     def use() -> None:
         with pytest.raises(StoreForked) as raised:
             store.topics()
@@ -67,7 +67,7 @@ def test_what_a_forked_child_is_told(store: MessageStore) -> None:
 
 
 @pytest.mark.parametrize("leave", ["close", "drop"])
-def test_a_forked_child_changes_nothing(tmp_path: Path, leave: str) -> None:
+def test_forked_child_changes_nothing(tmp_path: Path, leave: str) -> None:
     store = MessageStore.open(tmp_path)
     store.create_topic("t", 1)
     store.put(Message("t", b"x"))
@@ -96,7 +96,7 @@ def test_a_forked_child_changes_nothing(tmp_path: Path, leave: str) -> None:
     assert not (tmp_path / "abort").exists()
 
 
-def test_a_child_opens_the_directory_anew(store: MessageStore) -> None:
+def test_forked_child_opens_its_own_store(store: MessageStore) -> None:
     def put() -> int:
         with MessageStore.open(store.path) as own, own.watch() as watch, PullRequestHoldService(own) as service:
             watch.wait(0.0)
@@ -107,10 +107,9 @@ def test_a_child_opens_the_directory_anew(store: MessageStore) -> None:
     assert store.max_offset("t", 0) == 2
 
 
-def test_a_child_shares_no_segment(tmp_path: Path) -> None:
+def test_forked_child_shares_no_open_segment(tmp_path: Path) -> None:
     """fsync reports a failure once per open file: to the parent or the child. The parent's threads keep their
-    segments.
-    """
+    segments."""
     (tmp_path / segment_name(0)).write_bytes(bytes(100))
     parents = OpenFiles(1).get(tmp_path, 0, 100, writable=False)
     assert OpenFiles(1).get(tmp_path, 0, 100, writable=False) is parents

@@ -1,5 +1,3 @@
-"""Open objects raise after their directory was moved or replaced."""
-
 from __future__ import annotations
 
 import shutil
@@ -34,7 +32,7 @@ def files(path: Path) -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.parametrize("how", REPLACED)
-def test_a_directory_that_is_no_longer_there_is_not_written_to(tmp_path: Path, how: str) -> None:
+def test_replaced_directory_is_not_written_to(tmp_path: Path, how: str) -> None:
     path = tmp_path / "mq"
     store = MessageStore.open(path)
     store.create_topic("t", 1)
@@ -53,7 +51,7 @@ def test_a_directory_that_is_no_longer_there_is_not_written_to(tmp_path: Path, h
 
 
 @pytest.mark.parametrize("how", [how for how in REPLACED if how != "another lock"])
-def test_a_directory_that_is_no_longer_there_is_not_a_store_without_news(tmp_path: Path, how: str) -> None:
+def test_reader_raises_if_its_directory_is_replaced(tmp_path: Path, how: str) -> None:
     path = tmp_path / "mq"
     other_store(path)
     with MessageStore.open(path, read_only=True) as reader:

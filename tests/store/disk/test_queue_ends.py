@@ -1,4 +1,4 @@
-"""Opening checks the recorded queue ends against the log, and rebuilds lost files from the log."""
+"""Opening checks the saved queue ends against the log, and rebuilds lost files from the log."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ from tests.store.upkeep.crashed import another_boot
 
 
 def agree(path: Path, end: int | None = None, **changes: object) -> bool:
-    """Return whether the recorded ends, with `changes`, match the directory with a log up to `end` (default: its
-    own).
-    """
+    """Return whether the saved ends, with `changes`, match the directory with a log up to `end` (default: its own)."""
     found = QueueEnds.read(path)
     assert found is not None
     ends = replace(found, **changes)  # type: ignore[arg-type]
@@ -38,7 +36,7 @@ def agree(path: Path, end: int | None = None, **changes: object) -> bool:
     return ends.agree_with(log, files, SMALL.mappedFileSizeConsumeQueue, found.at if end is None else end)
 
 
-def test_ends_of_another_log_do_not_agree(path: Path) -> None:
+def test_ends_of_another_log_do_not_match(path: Path) -> None:
     with MessageStore.open(path) as store:
         end, last = store.confirm_offset, store.get_message("g", "t", 2, 24).messages[0].physical_offset
     assert agree(path)
@@ -60,9 +58,8 @@ def test_ends_of_another_log_do_not_agree(path: Path) -> None:
     [("consumequeue", 25), ("consumequeue", 30), ("consumequeue", 0), ("index", 25)],
     ids=["in a file", "in the next file", "a whole queue", "keys"],
 )
-def test_what_is_newer_than_the_log_goes(path: Path, tmp_path: Path, newer: str, had: int) -> None:
-    """A newer queue or index, for example from a backup, would point to other records once the log reaches its
-    offsets.
+def test_files_newer_than_the_log_are_replaced(path: Path, tmp_path: Path, newer: str, had: int) -> None:
+    """A newer queue or index, for example from a backup, would point to other records once the log reaches its offsets.
 
     had: messages of the queue that got more.
     """
@@ -89,7 +86,7 @@ def test_what_is_newer_than_the_log_goes(path: Path, tmp_path: Path, newer: str,
     "step", [(PublishedEnd, "publish"), (CommitLog, "write")], ids=["whole", "of which there is nothing"]
 )
 @pytest.mark.parametrize("newer", ["consumequeue", "index"])
-def test_what_is_newer_than_a_log_whose_last_append_died_goes(
+def test_files_newer_than_a_log_with_a_dead_append_are_replaced(
     path: Path, tmp_path: Path, newer: str, step: tuple[type, str]
 ) -> None:
     """The dead append wrote to queues 0 and 1 only."""
@@ -123,12 +120,9 @@ def test_what_is_newer_than_a_log_whose_last_append_died_goes(
     [('["t", 1, 35]', '["t", 1, 15]'), ('["t", 1, 35]', '["t", 1, 30]'), ('["t", 1, 35]', '["u", 1, 35]')],
     ids=["in a file", "at a file's end", "another topic"],
 )
-def test_ends_that_are_damaged_and_still_ends_make_no_queue_shorter(
-    path: Path, noted: str, damaged: str, reboot: bool
-) -> None:
+def test_wrong_saved_ends_make_no_queue_shorter(path: Path, noted: str, damaged: str, reboot: bool) -> None:
     """An older version wrote the ends without a checksum. Data that was on the device before a reboot is not checked
-    again.
-    """
+    again."""
     with MessageStore.open(path) as store:
         store.put_many([Message("t", b"more", queue_id=1)] * 10)
         before = bodies(store)
@@ -155,7 +149,7 @@ def emptied(path: Path) -> Path:
     return path
 
 
-def test_each_damage_to_the_ends_of_queues_is_noticed(emptied: Path) -> None:
+def test_any_damage_to_the_saved_ends_is_noticed(emptied: Path) -> None:
     """Only `queueends` holds the next offset of a queue without messages, so one wrong digit must be detected."""
     sound = (emptied / "queueends").read_bytes()
     number = sound.index(b'["t",1,25]') + len(b'["t",1,')
@@ -175,8 +169,8 @@ def test_each_damage_to_the_ends_of_queues_is_noticed(emptied: Path) -> None:
     ("name", "other"),
     [('"t"', "5"), ('"t"', '"../t"'), ('"t"', '"%LMQ%\\ud800"'), ('"index":{', '"index":{"\\u0000":1, ')],
 )
-def test_names_that_are_none_are_damage(path: Path, name: str, other: str) -> None:
-    """Without a checksum, as an older version wrote it, an invalid name must not raise a programming error."""
+def test_invalid_names_in_the_saved_ends_are_damage(path: Path, name: str, other: str) -> None:
+    """An older version wrote no checksum."""
     ends = path / "queueends"
     ends.write_text(ends.read_text().rpartition(', "crc"')[0].replace(name, other) + "}")
     with pytest.raises(CorruptStore, match="queueends: damaged"):
@@ -185,7 +179,7 @@ def test_names_that_are_none_are_damage(path: Path, name: str, other: str) -> No
         assert store.max_offset("t", 0)
 
 
-def test_without_a_folder_and_with_damaged_ends_a_queue_begins_nowhere(emptied: Path) -> None:
+def test_lost_queue_with_damaged_ends_is_an_error(emptied: Path) -> None:
     """Opening fails until a user deletes the file, which states that the queue had no messages."""
     shutil.rmtree(emptied / "consumequeue/t/1")
     sound = (emptied / "queueends").read_bytes()
@@ -203,8 +197,8 @@ def test_without_a_folder_and_with_damaged_ends_a_queue_begins_nowhere(emptied: 
             assert store.put(Message("t", b"next", queue_id=1)).queue_offset == offset
 
 
-def test_queues_of_an_older_life_are_not_those_of_the_log(tmp_path: Path) -> None:
-    """The old queue files, for example from a backup, have as many entries as the log's."""
+def test_queue_files_of_a_deleted_topic_are_not_used(tmp_path: Path) -> None:
+    """The old files, for example from a backup, have as many entries as the log's."""
     path = tmp_path / "mq"
     for body in (b"old", b"new"):
         with MessageStore.open(path) as store:
@@ -221,14 +215,14 @@ def test_queues_of_an_older_life_are_not_those_of_the_log(tmp_path: Path) -> Non
     assert verify(path).findings == []
 
 
-def test_an_index_file_may_be_missing_when_its_records_are(path: Path) -> None:
+def test_index_file_without_records_may_be_missing(path: Path) -> None:
     (path / "commitlog" / segment_name(0)).unlink()
     first_byte = CommitLog(path, 4096, writable=False).min_offset()
     assert agree(path, index={"20260101000000000": first_byte - 1})
     assert not agree(path, index={"20260101000000000": first_byte})
 
 
-def test_what_others_flushed_is_read_from_the_log(path: Path) -> None:
+def test_ends_flushed_by_others_are_read_from_the_log(path: Path) -> None:
     with MessageStore.open(path, read_only=True) as reader:
         end, middle = reader.confirm_offset, reader.get_message("g", "t", 0, 10).messages[0].physical_offset
     log, ours = CommitLog(path, 4096, writable=False), {("t", 0): (10, 25), ("t", 1): (10, 25)}
@@ -244,7 +238,7 @@ def test_what_others_flushed_is_read_from_the_log(path: Path) -> None:
     assert ends.of == {("t", 0): 25, ("t", 1): 25, ("t", 2): 9}
 
 
-def test_what_cannot_be_read_is_not_asked_for_with_each_flush(path: Path) -> None:
+def test_unreadable_log_is_not_read_at_each_flush(path: Path) -> None:
     log = path / "commitlog" / segment_name(0)
     log.write_bytes(bytes(4096))
     ends, none = QueueEnds(0, {}), Index.of(path / "nowhere", SMALL, writable=False)
@@ -254,7 +248,7 @@ def test_what_cannot_be_read_is_not_asked_for_with_each_flush(path: Path) -> Non
     assert not ends.is_due(none)
 
 
-def test_they_are_written_now_and_then_and_where_there_is_room(path: Path) -> None:
+def test_ends_are_saved_now_and_then(path: Path) -> None:
     index, far = Index.of(path, SMALL, writable=False), 1 << 40
     QueueEnds(far, {("t", 0): 25}).write(path, index)
     ends = QueueEnds.read(path)
@@ -270,7 +264,7 @@ def test_they_are_written_now_and_then_and_where_there_is_room(path: Path) -> No
     assert not ends.is_due(index)
 
 
-def test_a_strangers_file_in_the_index_keeps_nobody_from_flushing_nor_from_closing(path: Path) -> None:
+def test_foreign_file_in_the_index_does_not_stop_flush_or_close(path: Path) -> None:
     stranger = path / "index" / "20200101000000000"
     with MessageStore.open(path) as store:
         stranger.write_bytes(b"none of ours")
@@ -281,7 +275,7 @@ def test_a_strangers_file_in_the_index_keeps_nobody_from_flushing_nor_from_closi
         assert store.max_offset("t", 0) == 26
 
 
-def test_an_index_file_that_has_no_record_alone_is_not_noted_with_each_flush(path: Path) -> None:
+def test_index_file_without_own_records_is_not_saved_each_time(path: Path) -> None:
     index, keys = Index.of(path, SMALL, writable=False), tuple(map(str, range(2 * 49)))  # more than two files
     with MessageStore.open(path) as store:
         store.put(Message("t", b"x", keys=keys, queue_id=0))
@@ -293,7 +287,7 @@ def test_an_index_file_that_has_no_record_alone_is_not_noted_with_each_flush(pat
         assert index.last_keys(ends.at, max(ends.index)).keys() == {max(ends.index)}, "older ones are not looked at"
 
 
-def test_a_topic_that_a_broker_deleted_stays_deleted(path: Path) -> None:
+def test_topic_deleted_by_a_broker_stays_deleted(path: Path) -> None:
     with MessageStore.open(path) as store:
         store.create_topic("other", 1)
         store.put(Message("other", b"stays"))
@@ -306,7 +300,7 @@ def test_a_topic_that_a_broker_deleted_stays_deleted(path: Path) -> None:
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_topic_that_a_broker_deleted_begins_anew(path: Path, killed: bool) -> None:
+def test_topic_deleted_by_a_broker_restarts_at_0(path: Path, killed: bool) -> None:
     with MessageStore.open(path) as store:
         store.create_topic("other", 1)
         store.put(Message("other", b"stays"))
@@ -328,7 +322,7 @@ def test_a_topic_that_a_broker_deleted_begins_anew(path: Path, killed: bool) -> 
         assert store.put(Message("t", b"newest", queue_id=1)).queue_offset == 2
 
 
-def test_two_writers_know_the_ends_of_both(path: Path) -> None:
+def test_saved_ends_include_both_writers(path: Path) -> None:
     with MessageStore.open(path) as first:
         with MessageStore.open(path) as second:
             for n in range(20):
@@ -344,7 +338,7 @@ def test_two_writers_know_the_ends_of_both(path: Path) -> None:
         assert bodies(store) == expected
 
 
-def test_overtaken_writer_notes_no_foreign_ends(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overtaken_writer_saves_no_foreign_ends(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own offset with the other writer's ends would make the queues look shorter at that offset."""
     with MessageStore.open(path) as first, MessageStore.open(path) as second:
         first.put_many([Message("t", b"first", keys=(f"f{n}",), queue_id=0) for n in range(100)])  # several index files
@@ -363,7 +357,7 @@ def test_overtaken_writer_notes_no_foreign_ends(path: Path, monkeypatch: pytest.
         assert (kept.at, kept.of["t", 0]) == (second.confirm_offset, 130)
 
 
-def test_ten_thousand_queues_are_looked_at_in_a_moment(tmp_path: Path) -> None:
+def test_ten_thousand_queues_are_checked_fast(tmp_path: Path) -> None:
     path, count = tmp_path / "mq", int(os.environ.get("QUEUES", "500"))
     with MessageStore.open(path, config=StoreConfig(mappedFileSizeConsumeQueue=200)) as store:
         store.create_topic("t", count)

@@ -50,12 +50,12 @@ def assert_as_its_client_saw(path: Path) -> None:
     assert verify(path, config=SIZES).findings == []
 
 
-def test_a_reader_sees_what_rocketmqs_client_saw(brokers: Path) -> None:
+def test_reader_sees_the_same_as_rocketmqs_client(brokers: Path) -> None:
     assert_as_its_client_saw(brokers)
 
 
 @pytest.mark.parametrize("change", [as_it_is, without_queues, without_checkpoint, killed])
-def test_a_writer_goes_on_where_the_new_life_ends(brokers: Path, change: Callable[[Path], None]) -> None:
+def test_writer_continues_at_the_end_of_the_recreated_topic(brokers: Path, change: Callable[[Path], None]) -> None:
     change(brokers)
     for _ in range(2):
         with MessageStore.open(brokers, config=SIZES) as store:
@@ -67,14 +67,12 @@ def test_a_writer_goes_on_where_the_new_life_ends(brokers: Path, change: Callabl
 
 
 @pytest.mark.parametrize("lost", [(), ("consumequeue",), ("consumequeue", "index")])
-def test_a_repair_keeps_the_new_life(brokers: Path, lost: tuple[str, ...]) -> None:
+def test_repair_keeps_the_recreated_topic(brokers: Path, lost: tuple[str, ...]) -> None:
     for name in lost:
         shutil.rmtree(brokers / name)
     repair(brokers, config=SIZES)
     assert_as_its_client_saw(brokers)
 
-
-# --- written by the store ------------------------------------------------------------------------------
 
 LIVES = (40, 25, 12)
 ENTRIES = 10  # in a queue file
@@ -130,7 +128,9 @@ def assert_last_life(path: Path) -> None:
 
 @pytest.mark.parametrize("lost", [(), ("consumequeue",), ("consumequeue", "index")])
 @pytest.mark.parametrize("use", [lambda path: MessageStore.open(path).close(), repair])
-def test_three_lives(path: Path, lost: tuple[str, ...], use: Callable[[Path], None]) -> None:
+def test_topic_recreated_twice_keeps_its_last_messages(
+    path: Path, lost: tuple[str, ...], use: Callable[[Path], None]
+) -> None:
     if not lost:
         assert_last_life(path)
     for name in lost:
@@ -164,7 +164,7 @@ def fewer(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.mark.parametrize("use", [lambda path: None, lambda path: MessageStore.open(path).close(), repair])
-def test_a_new_life_of_fewer_queues(fewer: Path, use: Callable[[Path], None]) -> None:
+def test_topic_recreated_with_fewer_queues(fewer: Path, use: Callable[[Path], None]) -> None:
     for _ in range(2):
         use(fewer)
         with MessageStore.open(fewer, read_only=True) as reader:
@@ -173,7 +173,7 @@ def test_a_new_life_of_fewer_queues(fewer: Path, use: Callable[[Path], None]) ->
         assert verify(fewer).findings == []
 
 
-def test_a_message_of_an_older_life_by_its_id(path: Path) -> None:
+def test_message_of_a_deleted_topic_is_found_by_its_id(path: Path) -> None:
     """A message id is a log offset, so older messages stay readable, as in RocketMQ."""
     with MessageStore.open(path, read_only=True) as reader:
         newer = reader.get_message("g", "t", 0, 0).messages[0]
@@ -181,10 +181,8 @@ def test_a_message_of_an_older_life_by_its_id(path: Path) -> None:
         assert reader.message_by_id(first).body == b"0-0"
 
 
-def test_a_life_whose_queue_a_crash_took(path: Path) -> None:
-    """A crash lost the queue's last file. A reader sees the remaining entries; a writer rebuilds the lost ones from
-    the log.
-    """
+def test_recreated_topic_is_rebuilt_after_a_crash(path: Path) -> None:
+    """A reader sees the remaining entries; a writer rebuilds the lost file from the log."""
     (path / "consumequeue/t/0" / segment_name(FILE)).unlink()
     (path / "abort").write_text("1")
     MessageStore.open(path).close()
@@ -192,7 +190,7 @@ def test_a_life_whose_queue_a_crash_took(path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", [None, 0, 8, "queue"])
-def test_a_damaged_offset_begins_no_life(tmp_path: Path, lost: int | str | None) -> None:
+def test_damaged_queue_offset_is_no_recreation(tmp_path: Path, lost: int | str | None) -> None:
     """The last record has the queue offset of an older one. Either of two queue entries proves the right one."""
     path = tmp_path / "mq"
     with MessageStore.open(path, config=SMALL) as store:
@@ -213,7 +211,7 @@ def test_a_damaged_offset_begins_no_life(tmp_path: Path, lost: int | str | None)
         MessageStore.open(path)
 
 
-def test_lives_and_what_counts() -> None:
+def test_records_of_the_last_life_count() -> None:
     queue = QueueInLog(max_offset=0, is_cut=False)
     for start, at, count in ((0, 0, 10), (10, 1000, 5), (0, 2000, 8), (6, 3000, 3)):
         queue.grow(start, at, count)
@@ -244,7 +242,7 @@ def test_lives_and_what_counts() -> None:
         (4096, 3, 5, False),  # the queue proves another begin
     ],
 )
-def test_where_a_queue_may_begin_in_a_log(
+def test_begin_of_a_queue_in_the_log(
     tmp_path: Path, first_byte: int, had: int, first_seen: int, may_follow: bool
 ) -> None:
     queues = ConsumeQueues(tmp_path, 10 * CQ_ENTRY.itemsize, writable=True)

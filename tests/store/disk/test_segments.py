@@ -18,7 +18,7 @@ def segments(root: Path, size: int = 100, *, writable: bool = True) -> Segments:
     return Segments(root, "log", size, writable=writable)
 
 
-def test_a_segment_is_created_whole_by_its_first_write(tmp_path: Path) -> None:
+def test_first_write_creates_a_complete_segment(tmp_path: Path) -> None:
     log = segments(tmp_path)
     log.write(230, b"abc")
     assert sorted(path.name for path in (tmp_path / "log").iterdir()) == [segment_name(200)]
@@ -30,7 +30,7 @@ def test_a_segment_is_created_whole_by_its_first_write(tmp_path: Path) -> None:
     assert not log.exists(300)
 
 
-def test_what_another_writer_created_is_found(tmp_path: Path) -> None:
+def test_segments_of_another_writer_are_found(tmp_path: Path) -> None:
     reader, writer = segments(tmp_path, writable=False), segments(tmp_path)
     assert reader.starts() == []
     writer.write(0, b"x")
@@ -39,7 +39,7 @@ def test_what_another_writer_created_is_found(tmp_path: Path) -> None:
     assert reader.read(0, 2) == reader.view(0, 2).tobytes() == b"xy"
 
 
-def test_a_reader_takes_the_size_that_the_files_have(tmp_path: Path) -> None:
+def test_reader_learns_the_size_from_the_files(tmp_path: Path) -> None:
     reader, writer = Segments(tmp_path, "log", None, writable=False), segments(tmp_path)
     assert (reader.starts(), reader.size, reader.exists(150)) == ([], 0, False)
     with pytest.raises(OffsetLost):
@@ -50,7 +50,7 @@ def test_a_reader_takes_the_size_that_the_files_have(tmp_path: Path) -> None:
     assert (reader.starts(), reader.size) == ([100, 200, 300], 100)
 
 
-def test_a_file_that_was_deleted_and_made_anew_is_read_where_it_has_to_be_the_current_one(tmp_path: Path) -> None:
+def test_replaced_file_is_read_if_current_is_required(tmp_path: Path) -> None:
     reader, writer = segments(tmp_path, writable=False), segments(tmp_path)
     writer.write(0, b"old")
     writer.write(100, b"next")
@@ -62,16 +62,14 @@ def test_a_file_that_was_deleted_and_made_anew_is_read_where_it_has_to_be_the_cu
     assert reader.read(100, 4, current=True) == b"next"
 
 
-def test_what_a_dead_creator_left_is_no_part_of_a_new_segment(tmp_path: Path) -> None:
+def test_leftovers_of_a_dead_creator_are_not_used(tmp_path: Path) -> None:
     (tmp_path / PREALLOCATE_FILE).write_bytes(b"x" * 150)
     log = segments(tmp_path)
     log.write(10, b"y")
     assert log.read(0, 100) == b"y".rjust(11, b"\0").ljust(100, b"\0")
 
 
-def test_a_segment_is_never_there_without_what_was_written_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_segment_has_its_first_bytes_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """RocketMQ counts the first entry of a queue's last file even if it is zero, as a machine crash may leave it."""
     sync, rename, steps = os.fdatasync, os.rename, list[tuple[str, bytes]]()
 
@@ -86,7 +84,7 @@ def test_a_segment_is_never_there_without_what_was_written_first(
     assert segments(tmp_path).read(100, 100) == content
 
 
-def test_a_disk_that_has_no_room_for_a_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_source: object, _target: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -96,9 +94,7 @@ def test_a_disk_that_has_no_room_for_a_segment(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="names of descriptors are looked up in /proc")
-def test_the_names_of_a_new_segment_and_its_folders_are_flushed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_of_a_new_segment_and_its_folders_are_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root, flushed = tmp_path / "mq", list[str]()
     root.mkdir()
     monkeypatch.setattr(os, "fsync", lambda fd: flushed.append(os.readlink(f"/proc/self/fd/{fd}")))
@@ -106,19 +102,19 @@ def test_the_names_of_a_new_segment_and_its_folders_are_flushed(
     assert flushed == [str(root / folder) for folder in ("consumequeue/t/0", "consumequeue/t", "consumequeue", "")]
 
 
-def test_a_reader_creates_nothing(tmp_path: Path) -> None:
+def test_reader_creates_nothing(tmp_path: Path) -> None:
     with pytest.raises(ReadOnlyStore, match="read_only=True"):
         segments(tmp_path, writable=False).write(0, b"x")
     assert not (tmp_path / "log").exists()
 
 
-def test_a_missing_segment_is_named(tmp_path: Path) -> None:
+def test_missing_segment_is_named(tmp_path: Path) -> None:
     with pytest.raises(OffsetLost, match=rf"{segment_name(100)}: no such segment; bytes 100 to 200 were deleted"):
         segments(tmp_path).read(150, 1)
 
 
 @pytest.mark.parametrize("name", ["0", segment_name(150), "copy", segment_name(100) + ".bak", "\u0660" * 20, "x" * 20])
-def test_a_wrong_name(tmp_path: Path, name: str) -> None:
+def test_file_with_a_wrong_name_is_an_error(tmp_path: Path, name: str) -> None:
     log = segments(tmp_path)
     log.write(0, b"x")
     (tmp_path / "log" / name).write_bytes(bytes(100))
@@ -126,7 +122,7 @@ def test_a_wrong_name(tmp_path: Path, name: str) -> None:
         log.starts()
 
 
-def test_folders_are_passed_over(tmp_path: Path) -> None:
+def test_folders_are_skipped(tmp_path: Path) -> None:
     log = segments(tmp_path)
     log.write(0, b"x")
     (tmp_path / "log" / "lost+found").mkdir()
@@ -134,7 +130,7 @@ def test_folders_are_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 99, 101])
-def test_a_file_cut_short_or_too_long(tmp_path: Path, length: int) -> None:
+def test_file_of_a_wrong_length_is_an_error(tmp_path: Path, length: int) -> None:
     segments(tmp_path).write(0, b"x")
     os.truncate(tmp_path / "log" / segment_name(0), length)
     message = rf"{segment_name(0)}: {length} bytes, but segments of this store have 100; restore the file"
@@ -144,7 +140,7 @@ def test_a_file_cut_short_or_too_long(tmp_path: Path, length: int) -> None:
         segments(tmp_path).read(0, 1)
 
 
-def test_an_empty_last_file_is_passed_over(tmp_path: Path) -> None:
+def test_empty_last_file_is_skipped(tmp_path: Path) -> None:
     log = segments(tmp_path)
     log.write(0, b"x")
     (tmp_path / "log" / segment_name(100)).touch()
@@ -155,7 +151,7 @@ def test_an_empty_last_file_is_passed_over(tmp_path: Path) -> None:
     assert log.read(100, 1) == b"y"
 
 
-def test_a_missing_one_in_the_middle(tmp_path: Path) -> None:
+def test_segment_missing_in_the_middle_is_an_error(tmp_path: Path) -> None:
     log = segments(tmp_path)
     for start in (100, 200, 500):
         log.write(start, b"x")
@@ -166,7 +162,7 @@ def test_a_missing_one_in_the_middle(tmp_path: Path) -> None:
 
 @settings(deadline=None)
 @given(data=st.data())
-def test_zero_makes_zero_and_nothing_else(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_zero_clears_exactly_the_range(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     size = 3 * 4096 + 40
     log = segments(tmp_path_factory.mktemp("zero"), size)
     content, filler = bytearray(2 * size), data.draw(st.sampled_from((b"\7", b" ", b"X")))
@@ -202,7 +198,7 @@ def test_zeroing_keeps_holes(tmp_path: Path) -> None:
     assert path.read_bytes() == bytes(1 << 20)
 
 
-def test_files_of_a_range_are_made_anew_and_no_others(tmp_path: Path) -> None:
+def test_only_files_of_the_range_are_replaced(tmp_path: Path) -> None:
     size = 1 << 20
     log = segments(tmp_path, size)
     log.write(5000, b"before")
@@ -228,7 +224,7 @@ def test_files_of_a_range_are_made_anew_and_no_others(tmp_path: Path) -> None:
     assert held[100:238].tobytes() == b"in the second" * 10 + bytes(8)
 
 
-def test_names_of_a_folder_that_is_not_there_are_flushed(tmp_path: Path) -> None:
+def test_flushing_names_of_a_missing_folder_does_nothing(tmp_path: Path) -> None:
     segments(tmp_path).flush_names()
 
 
@@ -239,7 +235,7 @@ def test_flush_of_ranges_with_and_without_files(tmp_path: Path) -> None:
     log.flush(50, 350)
 
 
-def test_a_segment_in_use_outlives_its_deletion(tmp_path: Path) -> None:
+def test_segment_in_use_survives_its_deletion(tmp_path: Path) -> None:
     log = segments(tmp_path)
     log.write(0, b"abc")
     view = log.view(0, 3)
@@ -252,7 +248,7 @@ def test_a_segment_in_use_outlives_its_deletion(tmp_path: Path) -> None:
         log.read(0, 1)
 
 
-def test_a_deleted_segment_is_read_to_the_end_by_who_has_it_and_lost_to_others(tmp_path: Path) -> None:
+def test_deleted_segment_is_readable_only_where_it_is_open(tmp_path: Path) -> None:
     log, reader = segments(tmp_path), segments(tmp_path, writable=False)
     log.write(0, b"a" * 100)
     log.write(100, b"b" * 100)
@@ -267,7 +263,7 @@ def test_a_deleted_segment_is_read_to_the_end_by_who_has_it_and_lost_to_others(t
     assert view.tobytes() == b"a" * 100
 
 
-def test_the_first_byte_follows_another_process_that_deletes(tmp_path: Path) -> None:
+def test_first_byte_follows_deletions_of_another_process(tmp_path: Path) -> None:
     log, other = segments(tmp_path), segments(tmp_path)
     assert other.first() == 0
     for start in (0, 100, 200, 300):
@@ -284,9 +280,7 @@ def test_the_first_byte_follows_another_process_that_deletes(tmp_path: Path) -> 
     assert other.first() == 500
 
 
-def test_who_opens_a_file_while_another_thread_drops_it_gets_an_open_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_opened_while_another_thread_drops_it_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread may run between the last release and the close. Here it opens the same file then."""
     first, second, close = segments(tmp_path), segments(tmp_path), os.close
     segments(tmp_path).write(0, b"x")
@@ -304,7 +298,7 @@ def test_who_opens_a_file_while_another_thread_drops_it_gets_an_open_one(
     assert read == [b"x"]
 
 
-def test_a_listing_closes_the_files_that_are_gone(tmp_path: Path) -> None:
+def test_listing_closes_deleted_files(tmp_path: Path) -> None:
     """An open file keeps its disk space after deletion."""
     log, reader = segments(tmp_path), segments(tmp_path, writable=False)
     for start in (0, 100):
@@ -317,7 +311,7 @@ def test_a_listing_closes_the_files_that_are_gone(tmp_path: Path) -> None:
     assert not [target for target in held if "(deleted)" in target and str(tmp_path) in target]
 
 
-def test_a_segment_that_shrinks_while_it_is_open_is_an_error(tmp_path: Path) -> None:
+def test_segment_that_shrinks_while_open_is_an_error(tmp_path: Path) -> None:
     """Reading the missing pages of a mapping would kill the process."""
     log = segments(tmp_path, size=3 * 4096)
     log.write(0, b"x" * 3 * 4096)
@@ -329,7 +323,7 @@ def test_a_segment_that_shrinks_while_it_is_open_is_an_error(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("at", [0, 1, 4095, 4096, 100_000, 2**20 - 1, 2**20, 2**21 - 1, 2**21 + 5])
-def test_the_first_byte_that_is_not_zero(tmp_path: Path, at: int) -> None:
+def test_first_nonzero_byte_is_found(tmp_path: Path, at: int) -> None:
     log = segments(tmp_path, size=1 << 21)
     for start in (0, 1 << 21):
         log.write(start + 50_000, bytes(100_000))
@@ -340,7 +334,7 @@ def test_the_first_byte_that_is_not_zero(tmp_path: Path, at: int) -> None:
     assert log.first_not_zero(at + 1, 1 << 23) is None
 
 
-def test_an_end_that_cannot_be_costs_a_look_at_the_files_that_there_are(tmp_path: Path) -> None:
+def test_impossible_end_is_handled_by_the_existing_files(tmp_path: Path) -> None:
     """An announced end has a checksum of one byte, so one in 256 damaged ends passes."""
     log = segments(tmp_path)
     for start in (0, 100, 300):
@@ -353,7 +347,7 @@ def test_an_end_that_cannot_be_costs_a_look_at_the_files_that_there_are(tmp_path
     assert log.first_not_zero(1, far) is None
 
 
-def test_an_empty_file_before_others_is_an_error_also_for_who_learns_the_size_from_them(tmp_path: Path) -> None:
+def test_empty_file_before_others_is_an_error(tmp_path: Path) -> None:
     segments(tmp_path).write(100, b"x")
     (tmp_path / "log" / segment_name(0)).touch()
     for size in (100, None):
@@ -361,7 +355,7 @@ def test_an_empty_file_before_others_is_an_error_also_for_who_learns_the_size_fr
             Segments(tmp_path, "log", size, writable=False).starts()
 
 
-def test_empty_files_alone_are_an_error_for_who_learns_the_size_from_them(tmp_path: Path) -> None:
+def test_several_empty_files_alone_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
     for start in (0, 100):
         (tmp_path / "log" / segment_name(start)).touch()

@@ -21,7 +21,7 @@ from store.format.topic_names import check_topic_name, is_internal_topic
 
 
 @pytest.mark.parametrize("name", ["a", "A-b_9|%", "t" * 127, "%RETRY%" + "g" * 248, "%DLQ%" + "g" * 250])
-def test_names_that_rocketmq_takes(name: str) -> None:
+def test_rocketmqs_names_are_accepted(name: str) -> None:
     check_topic_name(name)
 
 
@@ -38,7 +38,7 @@ def test_names_that_rocketmq_takes(name: str) -> None:
         ("%RETRY%" + "g" * 249, "256 characters, at most 255"),
     ],
 )
-def test_names_that_it_refuses(name: str, message: str, tmp_path: Path) -> None:
+def test_wrong_names_are_refused(name: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidTopic, match=message):
         Topics(tmp_path).create(name, 4)
     assert not list(tmp_path.iterdir())
@@ -61,7 +61,7 @@ def test_topics_are_created_grow_and_never_shrink(tmp_path: Path) -> None:
         topics.create("new", 0)
 
 
-def test_the_file_has_rocketmqs_shape(tmp_path: Path) -> None:
+def test_file_has_rocketmqs_format(tmp_path: Path) -> None:
     Topics(tmp_path).create("orders", 4)
     content = json.loads((tmp_path / "config/topics.json").read_text())
     assert content["dataVersion"]["counter"] == 1
@@ -77,7 +77,7 @@ def test_the_file_has_rocketmqs_shape(tmp_path: Path) -> None:
     }
 
 
-def test_a_brokers_file_keeps_what_we_do_not_know(tmp_path: Path) -> None:
+def test_unknown_content_of_a_brokers_file_is_kept(tmp_path: Path) -> None:
     (tmp_path / "config").mkdir()
     (tmp_path / "config/topics.json").write_text(
         '{"dataVersion":{"counter":3},"topicConfigTable":{"a":{"readQueueNums":8,"writeQueueNums":8,"perm":4,'
@@ -98,7 +98,7 @@ def test_a_brokers_file_keeps_what_we_do_not_know(tmp_path: Path) -> None:
     assert "other" in read_json(tmp_path / "config/topics.json.bak")
 
 
-def test_queues_on_disk_count_too(tmp_path: Path) -> None:
+def test_queues_on_disk_count(tmp_path: Path) -> None:
     for name in ("t/0", "t/3", "t/x", "empty"):
         (tmp_path / "consumequeue" / name).mkdir(parents=True)
     (tmp_path / "consumequeue/file").touch()
@@ -107,7 +107,7 @@ def test_queues_on_disk_count_too(tmp_path: Path) -> None:
     assert topics.queue_counts() == {"empty": 0, "t": 4}
 
 
-def test_a_folder_whose_number_no_queue_has(tmp_path: Path) -> None:
+def test_folder_with_an_impossible_number_is_skipped(tmp_path: Path) -> None:
     for name in ("0", "20261121", "65535", "65536", "007", "٣", "-1"):
         (tmp_path / "consumequeue/t" / name).mkdir(parents=True)
     topics = Topics(tmp_path)
@@ -118,13 +118,13 @@ def test_a_folder_whose_number_no_queue_has(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("queues", [65_537, 2**31, 2**70, 2.0, "4", True, None])
-def test_numbers_of_queues_that_are_refused(tmp_path: Path, queues: object) -> None:
+def test_wrong_numbers_of_queues_are_refused(tmp_path: Path, queues: object) -> None:
     with pytest.raises(InvalidArgument, match="queues="):
         Topics(tmp_path).create("t", queues)  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 
 
-def test_a_name_in_the_file_that_is_none(tmp_path: Path) -> None:
+def test_wrong_name_in_the_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "config").mkdir()
     for name in ("", ".", "..", "a/b", "a\0"):
         (tmp_path / "config/topics.json").write_text(json.dumps({"topicConfigTable": {name: {"readQueueNums": 1}}}))
@@ -132,10 +132,8 @@ def test_a_name_in_the_file_that_is_none(tmp_path: Path) -> None:
             Topics(tmp_path).queue_counts()
 
 
-def test_a_name_of_a_deleted_topic_that_leads_elsewhere(tmp_path: Path) -> None:
-    """The store removes folders of deleted topics that a broker recreates. It must not follow a name out of the
-    store.
-    """
+def test_name_of_a_deleted_topic_cannot_leave_the_store(tmp_path: Path) -> None:
+    """The store removes folders of deleted topics that a broker recreates."""
     elsewhere, path = tmp_path / "elsewhere/t", tmp_path / "mq"
     (elsewhere / "0").mkdir(parents=True)
     (elsewhere / "0/precious").write_bytes(b"")
@@ -152,7 +150,7 @@ def test_a_name_of_a_deleted_topic_that_leads_elsewhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [-1, 65_537, "four", True])
-def test_a_number_in_the_file_that_no_topic_has(tmp_path: Path, count: object) -> None:
+def test_wrong_number_of_queues_in_the_file_is_an_error(tmp_path: Path, count: object) -> None:
     (tmp_path / "config").mkdir()
     table = {
         "none": {},
@@ -168,7 +166,7 @@ def test_a_number_in_the_file_that_no_topic_has(tmp_path: Path, count: object) -
         Topics(tmp_path).queue_counts()
 
 
-def test_queues_that_a_topic_has(tmp_path: Path) -> None:
+def test_queue_ids_are_checked(tmp_path: Path) -> None:
     topics = Topics(tmp_path)
     with pytest.raises(UnknownTopic, match=r"no topic 't'; create it first, .* \(there are: none\)"):
         topics.check_queue("t", 0)
@@ -184,7 +182,7 @@ def test_queues_that_a_topic_has(tmp_path: Path) -> None:
         topics.known("v")
 
 
-def test_what_is_known_of_a_topic_that_was_deleted(tmp_path: Path) -> None:
+def test_deleted_topic_keeps_its_ends(tmp_path: Path) -> None:
     topics, other = Topics(tmp_path), Topics(tmp_path)
     topics.must_not_be_deleted("t")  # never created
     topics.create("t", 2)
@@ -201,7 +199,7 @@ def test_what_is_known_of_a_topic_that_was_deleted(tmp_path: Path) -> None:
     assert topics.deletions() == {"t": 100, "a broker's, not listed": 120}
 
 
-def test_queues_that_a_broker_makes_are_seen_though_its_table_is_the_same(tmp_path: Path) -> None:
+def test_queues_created_by_a_broker_are_seen_without_a_table(tmp_path: Path) -> None:
     changes: list[None] = []
     topics, other = Topics(tmp_path, lambda: changes.append(None)), Topics(tmp_path)
     other.create("listed", 1)
@@ -228,7 +226,7 @@ def test_queues_that_a_broker_makes_are_seen_though_its_table_is_the_same(tmp_pa
     assert (topics.queue_count("listed"), len(changes)) == (2, 3)
 
 
-def test_a_log_that_ends_before_a_deletion(tmp_path: Path) -> None:
+def test_deletions_beyond_the_end_of_the_log_are_dropped(tmp_path: Path) -> None:
     topics, file = Topics(tmp_path), tmp_path / "config/topics.json"
     for name, end in (("t", 40), ("u", 100)):
         topics.create(name, 1)
@@ -243,7 +241,7 @@ def test_a_log_that_ends_before_a_deletion(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "damaged"), [("2415", "2515"), ("2415", "99999999"), ('"t": {', '"u": {'), ("7", "8")]
 )
-def test_damaged_offsets_of_deleted_topics(tmp_path: Path, said: str, damaged: str) -> None:
+def test_damaged_offsets_of_deleted_topics_are_an_error(tmp_path: Path, said: str, damaged: str) -> None:
     """Otherwise existing messages would count as deleted."""
     topics, file = Topics(tmp_path), tmp_path / "config/topics.json"
     topics.create("t", 1)
@@ -258,7 +256,7 @@ def test_damaged_offsets_of_deleted_topics(tmp_path: Path, said: str, damaged: s
     assert topics.deletions() == {"t": 2415}, "a version before wrote none"
 
 
-def test_whose_records_count(tmp_path: Path) -> None:
+def test_records_of_existing_topics_count(tmp_path: Path) -> None:
     topics = Topics(tmp_path)
     assert topics.table().is_there("any", 0), "without a table nobody knows"
     for name in ("listed", "again"):
@@ -274,7 +272,7 @@ def test_whose_records_count(tmp_path: Path) -> None:
     assert (has_queues(tmp_path, "queue"), has_queues(tmp_path, "empty")) == (True, False)
 
 
-def test_a_topic_to_which_a_broker_gave_fewer_queues_to_write(tmp_path: Path) -> None:
+def test_topic_with_fewer_writable_than_readable_queues(tmp_path: Path) -> None:
     topics, file = Topics(tmp_path), tmp_path / "config/topics.json"
     topics.create("t", 4)
     content = json.loads(file.read_text())
@@ -284,7 +282,7 @@ def test_a_topic_to_which_a_broker_gave_fewer_queues_to_write(tmp_path: Path) ->
     assert json.loads(file.read_text())["topicConfigTable"]["t"]["writeQueueNums"] == 4
 
 
-def test_a_thread_goes_by_what_it_saw_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_does_not_use_an_older_table_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread read the table before the change and finishes between this thread's check and its answer."""
     topics, read, done = Topics(tmp_path), threading.Event(), threading.Event()
     topics.create("t", 1)
@@ -315,7 +313,7 @@ def test_a_thread_goes_by_what_it_saw_itself(tmp_path: Path, monkeypatch: pytest
         done.set()
 
 
-def test_a_change_is_seen_even_within_one_tick(tmp_path: Path) -> None:
+def test_change_within_one_clock_tick_is_seen(tmp_path: Path) -> None:
     mine, other = Topics(tmp_path), Topics(tmp_path)
     for queues in range(1, 50):
         other.create("t", queues)
@@ -327,16 +325,16 @@ def test_a_change_is_seen_even_within_one_tick(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["TBW102", "RMQ_SYS_TRACE_TOPIC", "rmq_sys_REVIVE_LOG_c", "%RETRY%g", "%DLQ%g", "%LMQ%d"]
 )
-def test_topics_of_rocketmqs_own(name: str) -> None:
+def test_system_topics_are_internal(name: str) -> None:
     assert is_internal_topic(name)
 
 
 @pytest.mark.parametrize("name", ["orders", "TBW1020", "RMQ_SYS_MINE", "RETRY", "a%RETRY%b"])
-def test_topics_of_users(name: str) -> None:
+def test_topics_of_users_are_not_internal(name: str) -> None:
     assert not is_internal_topic(name)
 
 
-def test_tombstones_keep_the_ends_of_all_queues_that_ever_were(tmp_path: Path) -> None:
+def test_tombstone_keeps_the_ends_of_all_earlier_queues(tmp_path: Path) -> None:
     topics = Topics(tmp_path)
     for at, ends in ((100, (3, 5)), (200, (4,)), (300, (4, 5, 1))):
         topics.create("t", len(ends))

@@ -56,7 +56,7 @@ def put(store: MessageStore, queues: list[int]) -> None:
     store.put_many([Message("t", b"x" * 200, queue_id=queue) for queue in queues])
 
 
-def test_only_what_is_new(built: Path, flushed: set[str]) -> None:
+def test_only_new_data_is_flushed(built: Path, flushed: set[str]) -> None:
     with MessageStore.open(built) as store:
         for queues in ([7], [7, 250], list(range(0, QUEUES, 10))):
             put(store, queues)
@@ -70,7 +70,7 @@ def test_only_what_is_new(built: Path, flushed: set[str]) -> None:
         assert not flushed
 
 
-def test_what_others_put_is_flushed_as_well(built: Path, flushed: set[str]) -> None:
+def test_puts_of_other_stores_are_flushed(built: Path, flushed: set[str]) -> None:
     choose = random.Random(7)
     with MessageStore.open(built) as one, MessageStore.open(built) as two:
         new: set[int] = set()
@@ -86,8 +86,8 @@ def test_what_others_put_is_flushed_as_well(built: Path, flushed: set[str]) -> N
                 new.clear()
 
 
-def test_much_that_others_put(built: Path, flushed: set[str]) -> None:
-    """If the log grew by more than a scan is worth, all queues are flushed. Otherwise only those that the log names."""
+def test_large_puts_of_other_stores_are_flushed(built: Path, flushed: set[str]) -> None:
+    """If the log grew by more than a scan is worth, all queues are flushed; otherwise only those named in the log."""
     config = StoreConfig(mappedFileSizeCommitLog=8 << 20, mappedFileSizeConsumeQueue=2000)
     path = built.parent / "few"
     with MessageStore.open(path, config=config) as one, MessageStore.open(path) as two:
@@ -103,7 +103,7 @@ def test_much_that_others_put(built: Path, flushed: set[str]) -> None:
             assert PublishedEnd(path, writable=False).flushed_offset == one.confirm_offset
 
 
-def test_an_append_that_died_is_undone_in_the_queues_that_it_wrote(built: Path) -> None:
+def test_dead_append_is_undone_in_its_queues(built: Path) -> None:
     with MessageStore.open(built) as store:
         before = bodies(store)
         with MessageStore.open(built) as other:
@@ -120,8 +120,8 @@ def test_an_append_that_died_is_undone_in_the_queues_that_it_wrote(built: Path) 
     check_log(built, len(after))
 
 
-def test_files_that_are_open_at_a_time(built: Path) -> None:
-    """Holds during recovery, too. A process usually has at most 1,024 descriptors."""
+def test_number_of_open_files_is_limited(built: Path) -> None:
+    """During recovery, too. A process usually has at most 1,024 descriptors."""
     if sys.platform != "linux":
         pytest.skip("open files are counted in /proc")
 
@@ -151,7 +151,7 @@ def log_and_end(path: Path) -> tuple[CommitLog, int]:
         return CommitLog(path, reader.config.mappedFileSizeCommitLog, writable=False), reader.confirm_offset
 
 
-def test_the_log_says_what_a_stretch_of_it_brought_to_each_queue(tmp_path: Path) -> None:
+def test_log_gives_the_new_entries_of_each_queue(tmp_path: Path) -> None:
     """The log is read in several pieces, from and up to any record."""
     choose = random.Random(3)
     names = [("a", 0), ("a", 1), ("b", 1), ("b", 2)]
@@ -171,7 +171,7 @@ def test_the_log_says_what_a_stretch_of_it_brought_to_each_queue(tmp_path: Path)
         assert ranges_of(log, begins[first], begins[last]) == expected
 
 
-def test_one_queue_that_is_not_the_first(tmp_path: Path) -> None:
+def test_entries_of_a_single_queue_are_found(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 2)
         for _ in range(2):
@@ -180,7 +180,7 @@ def test_one_queue_that_is_not_the_first(tmp_path: Path) -> None:
     assert ranges_of(log, 0, end) == {("t", 1): (0, 2)}
 
 
-def test_a_log_that_is_damaged_tells_nothing_but_where_a_body_is(tmp_path: Path) -> None:
+def test_log_gives_no_ranges_if_damaged_outside_of_bodies(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)
         places = [store.put(Message("t", b"body", queue_id=0)).physical_offset for _ in range(3)]
@@ -194,8 +194,7 @@ def test_a_log_that_is_damaged_tells_nothing_but_where_a_body_is(tmp_path: Path)
         assert ranges_of(log, 0, end) == expected
 
 
-def test_what_is_noted_is_not_looked_up(tmp_path: Path) -> None:
-    """The noted ranges suffice at any size: this test has no log to read."""
+def test_recorded_ranges_need_no_log(tmp_path: Path) -> None:
     unflushed = Unflushed(CommitLog(tmp_path, 1 << 30, writable=False), ConsumeQueues(tmp_path, 200, writable=False))
     unflushed.note(100, 9 << 20, {("t", 0): (5, 7), ("t", 1): (1, 2)})
     unflushed.note(9 << 20, 20 << 20, {("t", 0): (7, 9)})
@@ -206,9 +205,7 @@ def test_what_is_noted_is_not_looked_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("queues", "is_looked_up"), [(2, False), (100, True)])
-def test_what_others_put_is_looked_up_where_that_costs_less_than_all_queues(
-    tmp_path: Path, queues: int, is_looked_up: bool
-) -> None:
+def test_log_is_scanned_if_cheaper_than_flushing_all_queues(tmp_path: Path, queues: int, is_looked_up: bool) -> None:
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", queues)
         store.put_many([Message("t", b"x", queue_id=queue) for queue in range(queues)])

@@ -113,7 +113,9 @@ NOT_WRITTEN = [
 
 @pytest.mark.parametrize(("make", "name"), NOT_READ)
 @pytest.mark.parametrize("use", [read, verify])
-def test_is_not_read(make: Make, name: str, use: Callable[[Path], object], tmp_path: Path) -> None:
+def test_unsupported_directory_is_not_read(
+    make: Make, name: str, use: Callable[[Path], object], tmp_path: Path
+) -> None:
     path = make(tmp_path / "mq")
     with pytest.raises(UnsupportedStore, match=name):
         use(path)
@@ -121,7 +123,7 @@ def test_is_not_read(make: Make, name: str, use: Callable[[Path], object], tmp_p
 
 @pytest.mark.parametrize(("make", "name"), NOT_WRITTEN)
 @pytest.mark.parametrize("use", [write, write_without_making, repair])
-def test_is_not_written_and_stays_as_it_is(
+def test_unsupported_directory_is_not_written(
     make: Make, name: str, use: Callable[[Path], object], tmp_path: Path
 ) -> None:
     path = make(tmp_path / "mq")
@@ -132,7 +134,7 @@ def test_is_not_written_and_stays_as_it_is(
 
 
 @pytest.mark.parametrize("make", [double_write, rocksdb_settings, controller_mode])
-def test_what_is_only_not_written_is_read(make: Make, tmp_path: Path) -> None:
+def test_directory_that_is_only_readable_is_read(make: Make, tmp_path: Path) -> None:
     with warnings.catch_warnings(), MessageStore.open(make(tmp_path / "mq"), read_only=True) as store:
         warnings.simplefilter("error")
         assert [message.body for message in store.get_message("group", "orders", 0, 0).messages] == [b"first"]
@@ -149,7 +151,7 @@ def elsewhere(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("name", ["commitlog", "consumequeue", "index"])
-def test_a_folder_on_another_file_system_is_read_and_not_written(tmp_path: Path, elsewhere: Path, name: str) -> None:
+def test_folder_on_another_file_system_is_read_only(tmp_path: Path, elsewhere: Path, name: str) -> None:
     path = ours(tmp_path / "mq")
     (path / "index").mkdir(exist_ok=True)
     shutil.move(path / name, elsewhere / name)
@@ -163,7 +165,7 @@ def test_a_folder_on_another_file_system_is_read_and_not_written(tmp_path: Path,
     assert digests(path) | digests(elsewhere) == before
 
 
-def test_batch_queues_are_left_out_and_named(tmp_path: Path) -> None:
+def test_batch_queues_are_left_out_with_a_warning(tmp_path: Path) -> None:
     path = batch_queues(tmp_path)
     with pytest.warns(UnsupportedWarning, match=r"topics Bcq: batch queues.*left out|Cmp"):
         store = MessageStore.open(path, read_only=True)
@@ -177,17 +179,17 @@ def test_batch_queues_are_left_out_and_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::store.UnsupportedWarning")
-def test_what_is_left_out_is_no_damage_and_tags_in_the_index_are_none(tmp_path: Path) -> None:
+def test_left_out_queues_and_tags_in_the_index_are_no_damage(tmp_path: Path) -> None:
     sizes = StoreConfig(maxHashSlotNum=1000, maxIndexNum=4000)
     assert verify(batch_queues(tmp_path), config=sizes).findings == []
 
 
-def test_compacted_topics_are_warned_of(tmp_path: Path) -> None:
+def test_compacted_topics_are_a_warning(tmp_path: Path) -> None:
     with pytest.warns(UnsupportedWarning, match=r"topics Cmp: compacted"):
         MessageStore.open(batch_queues(tmp_path), read_only=True).close()
 
 
-def test_static_topics_are_warned_of(tmp_path: Path) -> None:
+def test_static_topics_are_a_warning(tmp_path: Path) -> None:
     path = ours(tmp_path / "mq")
     mapping = {"topicQueueMappingInfoMap": {"orders": {"topic": "orders", "totalQueues": 8}}}
     (path / "config" / "topicQueueMapping.json").write_text(json.dumps(mapping))
@@ -195,9 +197,7 @@ def test_static_topics_are_warned_of(tmp_path: Path) -> None:
         MessageStore.open(path, read_only=True).close()
 
 
-def test_a_store_that_another_process_is_just_making_is_no_log_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_store_during_its_creation_is_not_unsupported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two checks the other process creates the first segment, then the first queue file."""
     find_a_queue = unsupported._queue_file
 

@@ -65,7 +65,7 @@ def one_by_one(data: bytes, physical: Any, sizes: Any, base: int) -> list[dict[s
     st.integers(0, 1 << 40),
     st.booleans(),
 )
-def test_every_column_of_many_is_that_of_each(rows: list[Message], topic: str, base: int, with_crc: bool) -> None:
+def test_columns_equal_those_of_single_records(rows: list[Message], topic: str, base: int, with_crc: bool) -> None:
     rows = [Message(topic, row.body, row.tags, row.keys, row.properties, 3, flag=row.flag) for row in rows]
     data, physical, sizes = in_a_log(rows, base, with_crc=with_crc)
     assert len(data) == sizes.sum()
@@ -73,7 +73,7 @@ def test_every_column_of_many_is_that_of_each(rows: list[Message], topic: str, b
 
 
 @given(data=st.data(), with_crc=st.booleans())
-def test_a_changed_byte_gives_the_same_message_or_the_same_refusal(data: st.DataObject, with_crc: bool) -> None:
+def test_changed_byte_gives_the_same_result_as_a_single_record(data: st.DataObject, with_crc: bool) -> None:
     rows = [Message("orders", b"body", "tag", ("key",), {"p": "q"}, 3) for _ in range(3)]
     content, physical, sizes = in_a_log(rows, 500, with_crc=with_crc)
     changed = bytearray(content)
@@ -94,7 +94,7 @@ def test_a_changed_byte_gives_the_same_message_or_the_same_refusal(data: st.Data
 @given(
     st.binary(min_size=100, max_size=300), st.lists(st.tuples(st.integers(-5, 300), st.integers(-5, 300)), max_size=5)
 )
-def test_nothing_in_arbitrary_bytes_is_sound(data: bytes, claims: list[tuple[int, int]]) -> None:
+def test_arbitrary_bytes_are_no_record(data: bytes, claims: list[tuple[int, int]]) -> None:
     positions = np.array([position for position, _ in claims], np.int64)
     sizes = np.array([size for _, size in claims], np.int64)
     view = RecordView(np.frombuffer(data, np.uint8), positions, sizes)
@@ -102,7 +102,7 @@ def test_nothing_in_arbitrary_bytes_is_sound(data: bytes, claims: list[tuple[int
     assert not view.sound.any()
 
 
-def test_records_of_rocketmq_one_of_them_with_an_ipv6_host() -> None:
+def test_records_of_rocketmq_are_decoded() -> None:
     data = np.frombuffer(V1 + V1_BORN_V6, np.uint8)
     view = RecordView(data, np.array([0, len(V1)]), np.array([len(V1), len(V1_BORN_V6)]))
     view.measure_topics()
@@ -117,7 +117,7 @@ def test_records_of_rocketmq_one_of_them_with_an_ipv6_host() -> None:
 
 
 @pytest.mark.parametrize("families", [(0, 0), (0, 1), (1, 0), (1, 1)])
-def test_hosts_of_both_families_side_by_side(families: tuple[int, int]) -> None:
+def test_ipv4_and_ipv6_hosts_are_decoded_together(families: tuple[int, int]) -> None:
     (plain,) = (in_a_log([Message("t", b"b", queue_id=3)], 0)[0],)
     dtype = RECORD_HEADERS[families[0]][families[1]]
     header = np.zeros(1, dtype)
@@ -143,7 +143,7 @@ def test_hosts_of_both_families_side_by_side(families: tuple[int, int]) -> None:
     assert len(rows[1]["msgId"]) == (56 if families[1] else 32)
 
 
-def test_a_wrong_crc_is_named() -> None:
+def test_wrong_crc_is_named() -> None:
     content, physical, sizes = in_a_log([Message("t", b"body", queue_id=3) for _ in range(3)], 0)
     changed = bytearray(content)
     changed[int(physical[1]) + 88] ^= 1
@@ -153,7 +153,7 @@ def test_a_wrong_crc_is_named() -> None:
         block_of(bytes(changed), 0, "t", physical, sizes)
 
 
-def test_an_empty_body_needs_no_crc() -> None:
+def test_empty_body_needs_no_crc() -> None:
     """RocketMQ stores 0 as the CRC of an empty body; other writers may store another value."""
     content, physical, sizes = in_a_log([Message("t", b"", queue_id=3)], 0)
     changed = bytearray(content)
@@ -161,7 +161,7 @@ def test_an_empty_body_needs_no_crc() -> None:
     assert rows_of(block_of(bytes(changed), 0, "t", physical, sizes))[0]["body"] == b""
 
 
-def test_column_names() -> None:
+def test_column_names_are_checked() -> None:
     check_columns(tuple(COLUMNS))
     assert set(DEFAULT_COLUMNS) < set(COLUMNS)
     with pytest.raises(InvalidColumns, match="unknown columns a, b; there are topic"):
@@ -172,7 +172,7 @@ def test_column_names() -> None:
         check_columns(())
 
 
-def test_times_that_no_timestamp_can_be_are_null() -> None:
+def test_impossible_times_are_null() -> None:
     first, last = -62_135_596_800_000, 253_402_300_799_999  # in the years 1 and 9999
     times = [first - 1, first, -1, 0, last, last + 1, (1 << 63) - 1, -(1 << 63)]
     data, physical, sizes = in_a_log([Message("t", b"x", queue_id=3)] * len(times), 0)
@@ -187,8 +187,8 @@ def test_times_that_no_timestamp_can_be_are_null() -> None:
     ]
 
 
-def test_any_changed_byte_of_records_with_property_crcs_is_noticed() -> None:
-    """Change each byte of the second of three records, except in the name of its CRC property."""
+def test_property_crc_detects_any_changed_byte() -> None:
+    """Except in the name of the CRC property itself."""
     rows = [Message("orders", b"body", "tag", ("key",), {"p": "q"}, 3) for _ in range(3)]
     content, physical, sizes = in_a_log(rows, 0, with_crc=True)
     begin, end = int(physical[1]), int(physical[1] + sizes[1])
@@ -200,7 +200,7 @@ def test_any_changed_byte_of_records_with_property_crcs_is_noticed() -> None:
             block_of(bytes(changed), 0, "orders", physical, sizes)
 
 
-def test_records_with_and_without_a_property_crc_in_one_block() -> None:
+def test_block_may_mix_records_with_and_without_property_crc() -> None:
     rows = [Message("orders", f"{n}".encode(), "tag", queue_id=3) for n in range(4)]
     pieces = [encode(row, with_crc=bool(n % 2)) for n, row in enumerate(rows)]
     sizes = np.concatenate([piece.sizes for piece in pieces])

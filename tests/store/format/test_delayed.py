@@ -1,5 +1,3 @@
-"""Delayed messages: their queues, delivery times and refusals."""
-
 from __future__ import annotations
 
 import shutil
@@ -33,7 +31,7 @@ def all_of(store: MessageStore, topic: str) -> list[StoredMessage]:
 
 
 @pytest.mark.parametrize("count", [1, 100])  # one by one, and by columns
-def test_a_list_of_messages(tmp_path: Path, count: int) -> None:
+def test_delayed_messages_of_a_list_wait(tmp_path: Path, count: int) -> None:
     rows = [
         Message("orders", b"%d" % n, "A", f"k{n}", {"region": "eu"}, n % 4, flag=n, delay_level=n % (LEVELS + 1) or 0)
         for n in range(18, 18 + count)
@@ -57,7 +55,7 @@ def test_a_list_of_messages(tmp_path: Path, count: int) -> None:
     assert verify(tmp_path).findings == []
 
 
-def test_who_does_not_wait_keeps_properties_of_a_name_that_those_have_who_wait(tmp_path: Path) -> None:
+def test_undelayed_messages_keep_their_own_properties(tmp_path: Path) -> None:
     own = {"REAL_TOPIC": "x", "REAL_QID": "7", "TIMER_OUT_MS": "1", "mine": "y"}
     later = int(time.time() * 1000) + 100_000
     with MessageStore.open(tmp_path) as store:
@@ -68,7 +66,7 @@ def test_who_does_not_wait_keeps_properties_of_a_name_that_those_have_who_wait(t
         assert [message.properties["REAL_TOPIC"] for message in all_of(store, SCHEDULE_TOPIC)] == ["t"]
 
 
-def test_a_table(tmp_path: Path) -> None:
+def test_delayed_rows_of_a_table_wait(tmp_path: Path) -> None:
     table = pa.table(
         {"body": ["a", "b", "c", "d"], "delayLevel": pa.array([3, None, 0, 3], pa.int32()), "tags": ["T"] * 4}
     )
@@ -84,10 +82,9 @@ def test_a_table(tmp_path: Path) -> None:
     assert verify(tmp_path).findings == []
 
 
-def test_levels_are_what_rocketmq_makes_of_them(tmp_path: Path) -> None:
-    """Levels above 18 become 18 (a client's 16th send-back asks for 19), those below 0 mean none, and a level
-    overrides a time.
-    """
+def test_levels_are_limited_as_in_rocketmq(tmp_path: Path) -> None:
+    """Levels above 18 become 18 (a client's 16th send-back asks for 19), those below 0 mean none, and a level overrides
+    a time."""
     far = NOW * 1000
     with MessageStore.open(tmp_path) as store:
         store.create_topic("orders", 1)
@@ -102,8 +99,7 @@ def test_levels_are_what_rocketmq_makes_of_them(tmp_path: Path) -> None:
         assert TIMER_TOPIC not in store.topics() or not all_of(store, TIMER_TOPIC)
 
 
-def test_the_queues_are_made_anew_as_they_were(tmp_path: Path) -> None:
-    """Only the queue entries hold delivery times, and a rebuild recomputes them."""
+def test_rebuilt_queues_have_the_same_delivery_times(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path) as store:
         store.create_topic("orders", 1)
         store.put_many([Message("orders", b"", delay_level=level) for level in range(5, LEVELS + 1)])
@@ -122,7 +118,7 @@ def test_the_queues_are_made_anew_as_they_were(tmp_path: Path) -> None:
         ({"deliver_at": NOW * 1000}, "more than 3 days from now; it is ms since 1970"),
     ],
 )
-def test_refused(tmp_path: Path, fields: dict[str, object], why: str) -> None:
+def test_wrong_delays_are_refused(tmp_path: Path, fields: dict[str, object], why: str) -> None:
     with MessageStore.open(tmp_path) as store:
         store.create_topic("orders", 1)
         with pytest.raises(MessageRefused, match=why):
@@ -130,7 +126,7 @@ def test_refused(tmp_path: Path, fields: dict[str, object], why: str) -> None:
         assert store.confirm_offset == 0
 
 
-def test_what_is_due_already_does_not_wait(tmp_path: Path) -> None:
+def test_due_message_does_not_wait(tmp_path: Path) -> None:
     assert Waits.of(np.zeros(2, np.int64), np.array([NOW, 1]), NOW) is None
     assert Waits.of(np.zeros(1, np.int64), np.array([NOW + TIMER_MAX_DELAY_MS]), NOW) is not None
     with MessageStore.open(tmp_path) as store:
@@ -141,7 +137,7 @@ def test_what_is_due_already_does_not_wait(tmp_path: Path) -> None:
 
 
 @given(st.integers(1, 1 << 45))
-def test_slots_are_rocketmqs(at: int) -> None:
+def test_slots_equal_rocketmqs(at: int) -> None:
     """As HookUtils.transformTimerMessage: the last second that is over when the message is due."""
     expected = at - 1000 if at % 1000 == 0 else at // 1000 * 1000
     assert timer_slots(np.array([at])).tolist() == [expected]

@@ -1,4 +1,4 @@
-"""Which tables of messages are accepted. test_message.py tests the resulting records."""
+"""Which tables of messages are accepted. The resulting records: test_message.py."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def first_message(**columns: pa.Array) -> Any:
         (pa.table([["x"], ["a"], ["b"]], ["body", "tags", "tags"]), "columns that stand twice: tags"),
     ],
 )
-def test_columns_that_do_not_fit(table: pa.Table, message: str) -> None:
+def test_wrong_columns_are_refused(table: pa.Table, message: str) -> None:
     with pytest.raises(InvalidColumns, match=message):
         encode(table)
 
@@ -109,14 +109,14 @@ def test_columns_that_do_not_fit(table: pa.Table, message: str) -> None:
         ({"body": ["x"], "flag": [1 << 31]}, PutStatus.MESSAGE_ILLEGAL, "flag 2147483648: must fit a signed 32-bit"),
     ],
 )
-def test_messages_that_are_refused(columns: dict[str, list[Any]], status: PutStatus, message: str) -> None:
+def test_wrong_messages_are_refused(columns: dict[str, list[Any]], status: PutStatus, message: str) -> None:
     with pytest.raises(MessageRefused, match=message) as refused:
         encode(pa.table(columns))
     assert refused.value.status is status
 
 
 @pytest.mark.parametrize("name", ["tags", "keys", "shardingKey"])
-def test_under_a_null_any_bytes_may_stand(name: str) -> None:
+def test_bytes_under_a_null_do_not_matter(name: str) -> None:
     bounds, is_there = pa.py_buffer(np.array([0, 1, 2], np.int32)), pa.py_buffer(b"\x02")
     column = pa.StringArray.from_buffers(2, bounds, pa.py_buffer(b"\xffa"), is_there)
     records = encode(pa.table({"body": ["x", "y"], name: column}))
@@ -125,13 +125,13 @@ def test_under_a_null_any_bytes_may_stand(name: str) -> None:
 
 
 @pytest.mark.parametrize("pair", [("", "v"), ("a\x02", "v"), ("a", "\x01")])
-def test_properties_that_could_not_be_read_back(pair: tuple[str, str]) -> None:
+def test_ambiguous_properties_are_refused(pair: tuple[str, str]) -> None:
     with pytest.raises(MessageRefused, match="properties"):
         first_message(properties=pa.array([[pair]], pa.map_(pa.string(), pa.string())))
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), pa.binary_view()])
-def test_kinds_of_bodies(kind: pa.DataType) -> None:
+def test_bodies_of_all_types_are_encoded(kind: pa.DataType) -> None:
     records = encode(pa.table({"body": pa.array([b"abc"], pa.binary()).cast(kind)}))
     assert decode_record(bytes(records.encoded(0, 1)), "here").body == b"abc"
 
@@ -145,53 +145,53 @@ def test_kinds_of_bodies(kind: pa.DataType) -> None:
         pa.array(["a b"]).dictionary_encode(),
     ],
 )
-def test_kinds_of_keys(keys: pa.Array) -> None:
+def test_keys_of_all_types_are_encoded(keys: pa.Array) -> None:
     assert first_message(keys=keys).keys == ("a", "b")
 
 
 @pytest.mark.parametrize(
     "born", [pa.array([1234]), pa.array([1234], pa.timestamp("ms")), pa.array([1234567], pa.timestamp("us", "UTC"))]
 )
-def test_kinds_of_born_timestamps(born: pa.Array) -> None:
+def test_born_timestamps_of_all_types_are_encoded(born: pa.Array) -> None:
     assert first_message(bornTimestamp=born).born_timestamp == 1234
 
 
-def test_tags_with_odd_but_harmless_characters() -> None:
+def test_tags_with_unusual_characters_are_encoded() -> None:
     for tag in ("1 2", "\xa0", "\u3000a", "Â"):
         assert first_message(tags=pa.array([tag])).tags == tag
 
 
 @pytest.mark.parametrize("queue", [pa.array([2.0]), pa.array([2], pa.uint8()), pa.array([2]).dictionary_encode()])
-def test_kinds_of_integers(queue: pa.Array) -> None:
+def test_integers_of_all_types_are_encoded(queue: pa.Array) -> None:
     assert first_message(flag=queue).flag == 2
 
 
-def test_a_pandas_frame() -> None:
+def test_pandas_frame_is_encoded() -> None:
     frame = pandas.DataFrame({"body": ["a", "b"], "tags": ["x", None], "flag": [1, 2]}, index=[7, 8])
     records = encode(as_table(frame))
     stored = [decode_record(bytes(records.encoded(row, row + 1)), "here") for row in range(2)]
     assert [(one.body, one.tags, one.flag) for one in stored] == [(b"a", "x", 1), (b"b", None, 2)]
 
 
-def test_a_stream_of_batches() -> None:
+def test_stream_of_batches_is_encoded() -> None:
     table = pa.table({"body": ["a", "b"]})
     assert as_table(table.to_reader()).read_all() == table
 
 
 @pytest.mark.parametrize("rows", [[{"body": b"x"}], {"body": [b"x"]}, "x", None])
-def test_what_is_no_table(rows: Any) -> None:
+def test_wrong_table_types_are_refused(rows: Any) -> None:
     with pytest.raises(
         InvalidColumns, match=r"append_table takes a pyarrow Table .* not \w+; pyarrow.Table.from_pylist"
     ):
         as_table(rows)
 
 
-def test_a_frame_that_arrow_does_not_take() -> None:
+def test_frame_that_arrow_cannot_convert_is_refused() -> None:
     with pytest.raises(InvalidColumns, match="this DataFrame has no form as an Arrow table"):
         as_table(pandas.DataFrame({"body": ["a", 5]}))
 
 
-def test_now_is_the_default_born_timestamp() -> None:
+def test_born_timestamp_defaults_to_now() -> None:
     assert first_message().born_timestamp == 5
 
 
@@ -202,7 +202,7 @@ def test_tags_among_the_properties_count_as_tags() -> None:
 
 
 @pytest.mark.parametrize(("rows", "size"), [(10_000, 5), (20, 500_000)])
-def test_checksums_of_more_bodies_than_are_taken_at_once(rows: int, size: int) -> None:
+def test_checksums_of_many_bodies_are_right(rows: int, size: int) -> None:
     bodies = [f"{n}".ljust(size, "x").encode() for n in range(rows)]
     crcs = encode(pa.table({"body": bodies}), max_message_size=size).headers["body_crc"]
     assert crcs.tolist() == [zlib.crc32(body) & 0x7FFFFFFF for body in bodies]
@@ -214,17 +214,17 @@ def test_pieces_keep_all_rows_in_order() -> None:
         assert pa.concat_tables(split(table, piece_bytes)) == table
 
 
-def test_pieces_of_few_rows() -> None:
+def test_small_table_is_one_piece() -> None:
     table = pa.table({"body": ["x"] * 10})
     assert [len(piece) for piece in split(table, max_rows=4)] == [4, 4, 2]
 
 
-def test_no_rows_are_no_pieces() -> None:
+def test_empty_table_has_no_pieces() -> None:
     assert list(split(pa.table({"body": pa.array([], pa.binary())}))) == []
 
 
 @pytest.mark.parametrize("nothing", [None, ""])
-def test_a_slice_is_as_good_as_its_rows(nothing: str | None) -> None:
+def test_slice_is_encoded_like_its_rows(nothing: str | None) -> None:
     rows: list[dict[str, Any]] = [
         {"body": b"b%d" % n, "tags": "t", "keys": f"k{n} l", "properties": [("a", f"{n}")], "shardingKey": "s"}
         for n in range(6)
@@ -241,7 +241,7 @@ def test_a_slice_is_as_good_as_its_rows(nothing: str | None) -> None:
     assert sliced.key_rows.tolist() == alone.key_rows.tolist() == [0, 0, 2, 2]
 
 
-def test_rows_that_are_more_than_arrow_can_have_in_one() -> None:
+def test_too_large_column_is_refused() -> None:
     table = pa.table({"body": pa.chunked_array([pa.array([bytes(4 << 20)])] * 600)})
     with pytest.raises(InvalidColumns, match=r"column 'body': .*; append it in smaller tables"):
         MessageColumns.of(table)
@@ -305,25 +305,27 @@ def odd_messages(draw: st.DrawFn) -> Message:
 
 
 @given(st.lists(messages(), min_size=1, max_size=5), st.booleans(), st.booleans(), st.booleans())
-def test_the_same_records(rows: list[Message], with_keys: bool, with_tags: bool, with_crc: bool) -> None:
+def test_columns_and_single_messages_give_the_same_records(
+    rows: list[Message], with_keys: bool, with_tags: bool, with_crc: bool
+) -> None:
     encoding = replace(ENCODING, with_keys=with_keys, with_tags=with_tags, with_crc=with_crc)
     assert outcome(encode_list, many(rows), encoding) == outcome(encode_messages, many(rows), encoding)
 
 
 @given(st.lists(odd_messages(), min_size=1, max_size=3))
-def test_the_same_refusals(rows: list[Message]) -> None:
+def test_columns_and_single_messages_give_the_same_refusals(rows: list[Message]) -> None:
     encoding = replace(ENCODING, with_tags=True)
     assert outcome(encode_list, many(rows), encoding) == outcome(encode_messages, many(rows), encoding)
 
 
 @given(st.lists(st.tuples(TAG, KEY), min_size=1, max_size=3))
-def test_usual_messages_go_through_columns(fields: list[tuple[str, str]]) -> None:
+def test_usual_messages_are_encoded_by_columns(fields: list[tuple[str, str]]) -> None:
     rows = many([Message("t", b"body", tags=tag, keys=(key,), properties={"n": key}) for tag, key in fields])
     assert isinstance(encode_list(rows, [0] * len(rows), ENCODING, NOW), EncodedRecords)
 
 
 @pytest.mark.parametrize("row", [0, MANY - 1])
-def test_the_bad_one_of_many_is_named(row: int) -> None:
+def test_wrong_message_of_many_is_named(row: int) -> None:
     rows = [Message("t", b"", tags="good")] * MANY
     rows[row] = Message("t", b"", tags="a|b")
     with pytest.raises(MessageRefused, match=r"tag 'a\|b': a message has one tag"):

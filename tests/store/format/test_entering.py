@@ -146,7 +146,7 @@ REFUSALS: tuple[tuple[type[Exception], ...], ...] = ((MessageRefused,), (StoreEr
 
 @settings(max_examples=int(os.environ.get("ENTERING_EXAMPLES", "20")), deadline=None)
 @given(st.lists(messages(), min_size=1, max_size=12), st.booleans())
-def test_what_was_appended_is_what_recovery_finds(rows: list[Message], as_tables: bool) -> None:
+def test_recovery_rebuilds_what_the_append_wrote(rows: list[Message], as_tables: bool) -> None:
     keys = set()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "store"
@@ -187,14 +187,14 @@ def test_reserved_properties_are_dropped(tmp_path: Path, name: str) -> None:
     assert [each.properties for each in read] == [{"a": "b", "c": "d"}] * 2
 
 
-def test_null_and_empty_properties_stay_so() -> None:
+def test_null_and_empty_properties_are_kept() -> None:
     maps = pa.array([[("TRAN_MSG", "true")], None, [], [("a", "b")]], pa.map_(pa.string(), pa.string()))
     assert without_reserved(maps).to_pylist() == [[], None, [], [("a", "b")]]
     assert without_reserved(maps[1:]).to_pylist() == [None, [], [("a", "b")]]
 
 
 @pytest.mark.parametrize("topic", REFUSED_TOPICS)
-def test_a_brokers_own_topics(tmp_path: Path, topic: str) -> None:
+def test_system_topics_are_refused(tmp_path: Path, topic: str) -> None:
     with MessageStore.open(tmp_path) as store:
         store.create_topic(topic, 1)
         for put in (
@@ -205,7 +205,7 @@ def test_a_brokers_own_topics(tmp_path: Path, topic: str) -> None:
                 put()
 
 
-def test_a_folder_that_no_topic_can_be(tmp_path: Path) -> None:
+def test_folder_with_an_impossible_name_is_no_topic(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path) as store:
         (tmp_path / "consumequeue" / "gr\udcffn" / "0").mkdir(parents=True)
         for put in (store.put, lambda message: store.append_table(message.topic, table(message))):
@@ -234,7 +234,7 @@ def test_a_folder_that_no_topic_can_be(tmp_path: Path) -> None:
         ("SCHEDULE_TOPIC_XXXX", "%LMQ%a", "5", []),
     ],
 )
-def test_light_queues_of_a_brokers_record(topic: str, queues: str, offsets: str, places: list[Any]) -> None:
+def test_light_queues_of_a_record(topic: str, queues: str, offsets: str, places: list[Any]) -> None:
     text = f"INNER_MULTI_DISPATCH\x01{queues}\x02INNER_MULTI_QUEUE_OFFSET\x01{offsets}\x02"
     properties = PropertyColumns(pa.array([b"", text.encode()], pa.binary()))
     found = light_places(properties, ["other", topic], pa.array([0, 1]).to_numpy())
@@ -247,7 +247,7 @@ def test_light_queues_of_a_brokers_record(topic: str, queues: str, offsets: str,
 
 @given(st.lists(st.tuples(LIGHT_NAMES, LIGHT_OFFSETS, st.integers(0, 3)), min_size=1, max_size=6))
 @example([("%LMQ%b,%LMQ%a", "5,00", 0), ("%LMQ%a", "\u0661", 1), ("%LMQ%a", "02", 1)])
-def test_records_of_a_light_queue_all_at_once(rows: list[tuple[str | None, str | None, int]]) -> None:
+def test_records_of_a_light_queue_by_columns(rows: list[tuple[str | None, str | None, int]]) -> None:
     names = ("INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET")
     texts = [
         "".join(f"{name}\x01{value}\x02" for name, value in zip(names, row, strict=False) if value) for row in rows
@@ -260,6 +260,6 @@ def test_records_of_a_light_queue_all_at_once(rows: list[tuple[str | None, str |
     ]
 
 
-def test_prepared_rolled_back_and_inner_batch_records_stand_in_no_queue() -> None:
+def test_half_messages_and_inner_batches_are_in_no_queue() -> None:
     flags = np.array([0, 0x4, 0x8, 0xC, 0x80, 0x88, 0x1 | 0x10], np.int64)
     assert in_own_queue(flags).tolist() == [True, False, True, False, False, False, True]

@@ -22,13 +22,13 @@ from store.format.hashes import body_crc, body_crcs, crc_digits, crcs_of_digits,
         ("t", "mzgheyuok", 0),  # Java's hash is -2^31, which has no absolute value
     ],
 )
-def test_hash_is_rocketmqs(topic: str, key: str, expected: int) -> None:
+def test_hash_equals_rocketmqs(topic: str, key: str, expected: int) -> None:
     assert key_hash(topic, key) == expected
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.none() | st.text(min_size=1), st.none() | st.text()), max_size=8))
-def test_hashes_of_many_messages(messages: list[tuple[str | None, str | None]]) -> None:
+def test_hashes_of_many_messages_are_right(messages: list[tuple[str | None, str | None]]) -> None:
     unique, keys = ([message[part] for message in messages] for part in (0, 1))
     expected = [
         (key_hash("t", key), row)
@@ -47,7 +47,7 @@ def test_messages_without_keys_have_no_hashes() -> None:
 
 @pytest.mark.parametrize("longest", [1, 100, 5000])
 @pytest.mark.parametrize("count", [0, 1, 1200])
-def test_many_are_as_one(longest: int, count: int) -> None:
+def test_checksums_of_many_bodies_equal_single_ones(longest: int, count: int) -> None:
     random = np.random.default_rng(longest)
     bodies = [random.bytes(int(length)) for length in random.integers(0, longest, count)]
     expected = [zlib.crc32(body) & 0x7FFFFFFF for body in bodies]
@@ -56,7 +56,7 @@ def test_many_are_as_one(longest: int, count: int) -> None:
     assert body_crcs(sliced).tolist() == expected
 
 
-def test_digits_of_checksums() -> None:
+def test_digits_of_checksums_are_right() -> None:
     crcs = np.array([0, 1936170889, 2**31 - 1, 10])
     digits = crc_digits(crcs)
     assert [row.tobytes() for row in digits] == [b"0000000000", b"9880716391", b"7463847412", b"0100000000"]

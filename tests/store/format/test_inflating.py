@@ -1,5 +1,3 @@
-"""Compressed bodies inflate to the producer's bytes, up to a size limit."""
-
 from __future__ import annotations
 
 import subprocess
@@ -53,29 +51,29 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
 @pytest.mark.parametrize(
     ("sys_flag", "body"), [(0x1, ZLIB_BODY), (0x301, ZLIB_BODY), (0x101, LZ4_BODY), (0x201, ZSTD_BODY)]
 )
-def test_bodies_as_rocketmq_compresses_them(sys_flag: int, body: bytes) -> None:
+def test_bodies_compressed_by_rocketmq_are_inflated(sys_flag: int, body: bytes) -> None:
     assert decompress(body, sys_flag, 10_000) == BODY
 
 
 @pytest.mark.parametrize("sys_flag", [0x1, 0x101, 0x201])
-def test_a_body_that_does_not_decompress(sys_flag: int) -> None:
+def test_corrupt_body_is_an_error(sys_flag: int) -> None:
     with pytest.raises(UnreadableBody, match=r"^a \w+ body of 8 bytes does not decompress"):
         decompress(b"nonsense", sys_flag, 10_000)
 
 
-def test_an_unknown_compression() -> None:
+def test_unknown_compression_is_an_error() -> None:
     with pytest.raises(UnreadableBody, match=r"^sysFlag 0x501 names a compression type"):
         decompress(b"nonsense", 0x501, 10_000)
 
 
 @pytest.mark.parametrize("sys_flag", [0x1, 0x101, 0x201, 0x301, 0x501])
-def test_an_empty_body_stays_empty(sys_flag: int) -> None:
+def test_empty_body_stays_empty(sys_flag: int) -> None:
     """RocketMQ's decoder ignores the flags of a message without a body."""
     assert decompress(b"", sys_flag, 0) == b""
 
 
 @pytest.mark.parametrize("sys_flag", CODECS)
-def test_exactly_the_bound_fits(sys_flag: int) -> None:
+def test_body_of_exactly_the_limit_is_inflated(sys_flag: int) -> None:
     body = bytes(range(250)) * 4000
     assert decompress(compressed(body, sys_flag), sys_flag, len(body)) == body
     with pytest.raises(MessageTooLarge, match=r"^a \w+ body of [\d,]+ bytes becomes more than 999,999, see max"):
@@ -83,13 +81,13 @@ def test_exactly_the_bound_fits(sys_flag: int) -> None:
 
 
 @pytest.mark.parametrize("sys_flag", CODECS)
-def test_a_body_cut_short_is_no_body(sys_flag: int) -> None:
+def test_truncated_body_is_an_error(sys_flag: int) -> None:
     whole = compressed(bytes(range(256)) * 40, sys_flag)
     with pytest.raises(UnreadableBody, match="does not decompress"):
         decompress(whole[:-9], sys_flag, 1 << 20)
 
 
-def test_a_scan_names_the_message_or_goes_on_without_it(store: MessageStore) -> None:
+def test_scan_names_a_too_large_body_or_returns_null(store: MessageStore) -> None:
     put(store, b"a" * 1000, b"b" * 1001, b"c")
     with pytest.raises(
         MessageTooLarge, match=r"topic t, queue 0, offset 1 \(.*\): a zstd body of \d+ bytes becomes more"
@@ -133,14 +131,14 @@ def test_get_message_returns_messages_before_it(store: MessageStore) -> None:
     assert [message.body for message in store.get_message("g", "t", 0, 2).messages] == [b"c"]
 
 
-def test_what_is_not_asked_for_is_not_inflated(store: MessageStore) -> None:
+def test_unrequested_bodies_are_not_inflated(store: MessageStore) -> None:
     put(store, b"a", b"b" * 1001, b"c")
     assert pa.Table.from_batches(store.scan("t", 0, 0, 3, ("tags",)))["tags"].to_pylist() == ["A", "B", "A"]
     assert pa.Table.from_batches(store.scan("t", 0, 0, 3, ("body",), "A"))["body"].to_pylist() == [b"a", b"c"]
     assert [message.body for message in store.query("t", "k0")] == [b"a"]
 
 
-def test_a_batch_is_bounded_by_what_bodies_become(store: MessageStore) -> None:
+def test_batch_limit_counts_inflated_bodies(store: MessageStore) -> None:
     bodies = [bytes([n]) * (100 + 30 * n) for n in range(30)]
     put(store, *bodies)
     batches = list(store.scan("t", 0, 0, 30, ("queueOffset", "tags", "body"), max_bytes=1000))
@@ -153,7 +151,7 @@ def test_a_batch_is_bounded_by_what_bodies_become(store: MessageStore) -> None:
     assert all(size + following > 1000 for size, following in pairwise(sizes))
 
 
-def test_get_message_stops_before_it_and_then_names_it(store: MessageStore) -> None:
+def test_get_message_stops_before_a_too_large_body(store: MessageStore) -> None:
     put(store, b"a" * 600, b"b" * 600, b"c" * 1001, b"d")
     found = store.get_message("g", "t", 0, 0)
     assert ([message.body for message in found.messages], found.next_begin_offset) == ([b"a" * 600], 1)
@@ -166,9 +164,7 @@ def test_get_message_stops_before_it_and_then_names_it(store: MessageStore) -> N
 
 
 @pytest.mark.parametrize("sys_flag", CODECS)
-def test_get_message_stops_before_it_where_bodies_that_are_not_compressed_leave_no_room(
-    store: MessageStore, sys_flag: int
-) -> None:
+def test_get_message_limit_counts_plain_and_inflated_bodies(store: MessageStore, sys_flag: int) -> None:
     plain = [b"p" * 800, b"q" * 800]
     store.put_many([Message("t", body) for body in plain])
     put(store, b"c" * 900, sys_flag=sys_flag)
@@ -178,7 +174,7 @@ def test_get_message_stops_before_it_where_bodies_that_are_not_compressed_leave_
     assert ([message.body for message in found.messages], found.next_begin_offset) == ([b"c" * 900], 3)
 
 
-def test_query_returns_it_raw_and_message_by_id_names_it(store: MessageStore, tmp_path: Path) -> None:
+def test_query_returns_a_too_large_body_raw(store: MessageStore, tmp_path: Path) -> None:
     put(store, b"a", b"b" * 1001)
     (found,) = store.scan("t", 0, 1, 2, ("physicalOffset",))
     (message,) = store.query("t", "k1")
@@ -215,8 +211,8 @@ print(rows)
 """
 
 
-def test_128_kib_that_become_4_gib(tmp_path: Path) -> None:
-    """The limit also holds for 37 messages that are small one by one but exceed the memory together."""
+def test_decompression_bomb_is_refused(tmp_path: Path) -> None:
+    """The limit also holds for 37 small messages whose bodies together exceed the memory."""
     sink = pa.BufferOutputStream()
     with pa.CompressedOutputStream(sink, "zstd") as stream:
         for _ in range(256):

@@ -48,7 +48,7 @@ def check(store: MessageStore, numbers: range) -> None:
     assert found(store, f"k{numbers.stop}") == []
 
 
-def test_every_way_in(tmp_path: Path) -> None:
+def test_keys_of_every_kind_of_append_are_found(tmp_path: Path) -> None:
     table = pa.table(
         {
             "body": ["0", "1", "2", "3"],
@@ -76,7 +76,7 @@ def test_every_way_in(tmp_path: Path) -> None:
                     each.query("nobody", "a")
 
 
-def test_times_and_ids(tmp_path: Path) -> None:
+def test_lookup_by_times_and_ids(tmp_path: Path) -> None:
     with filled(tmp_path) as store:
         last = store.query("t", "ten")[-1]
         assert found(store, "ten", end=last.store_timestamp - 1) == []
@@ -91,7 +91,7 @@ def test_times_and_ids(tmp_path: Path) -> None:
         assert store.offset_by_time("t", 0, last.store_timestamp + 1) == 50
 
 
-def test_among_many(tmp_path: Path) -> None:
+def test_lookup_among_many_messages(tmp_path: Path) -> None:
     count = 200_000
     keys = [f"customer-{n % 50_000}" for n in range(count)]
     with MessageStore.open(tmp_path) as store:
@@ -101,7 +101,7 @@ def test_among_many(tmp_path: Path) -> None:
             assert found(store, f"customer-{n}") == [n, n + 50_000, n + 100_000, n + 150_000]
 
 
-def test_without_index(tmp_path: Path) -> None:
+def test_lookup_without_the_index(tmp_path: Path) -> None:
     with filled(tmp_path, StoreConfig(**SIZES, messageIndexEnable=False)) as store:
         assert found(store, "k1") == []
     assert not (tmp_path / "index").exists()
@@ -117,7 +117,7 @@ def repair_with_index(path: Path) -> None:
 
 
 @pytest.mark.parametrize("crash", ["machine", "boot", "no watermark", "no queues", "index lost"])
-def test_recovery(tmp_path: Path, crash: str) -> None:
+def test_recovery_restores_the_index(tmp_path: Path, crash: str) -> None:
     """A copy of a live writer's directory is the state after a crash. The last index file may be lost completely."""
     store = filled(tmp_path / "live")
     for n in range(100, 120):
@@ -143,7 +143,7 @@ def test_recovery(tmp_path: Path, crash: str) -> None:
         check(recovered, range(121))
 
 
-def test_after_a_clean_end_the_index_stays(tmp_path: Path) -> None:
+def test_clean_close_keeps_the_index(tmp_path: Path) -> None:
     filled(tmp_path).close()
     files = {file: file.stat().st_ino for file in (tmp_path / "index").iterdir()}
     another_boot(tmp_path)
@@ -159,7 +159,7 @@ def another_boot(path: Path) -> None:
         file.write(b"an earlier boot".ljust(40, b"\0"))
 
 
-def test_what_was_cut_off_the_log_is_no_longer_filed(tmp_path: Path) -> None:
+def test_records_cut_off_the_log_are_not_indexed(tmp_path: Path) -> None:
     """Full index files reached the device, but some of the records that they name did not."""
     store = filled(tmp_path / "live")
     store.flush()
@@ -181,8 +181,8 @@ def test_what_was_cut_off_the_log_is_no_longer_filed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("repairs", [False, True])
-def test_a_lost_one_is_made_anew(tmp_path: Path, repairs: bool) -> None:
-    """Either `repair` or opening for writing rebuilds the index."""
+def test_lost_index_is_rebuilt(tmp_path: Path, repairs: bool) -> None:
+    """By `repair` or by opening for writing."""
     filled(tmp_path).close()
     for file in (tmp_path / "index").iterdir():
         file.write_bytes(bytes(file.stat().st_size))
@@ -192,7 +192,7 @@ def test_a_lost_one_is_made_anew(tmp_path: Path, repairs: bool) -> None:
         check(store, range(100))
 
 
-def test_retention_takes_it_along(tmp_path: Path) -> None:
+def test_retention_deletes_index_files(tmp_path: Path) -> None:
     with filled(tmp_path) as store:
         for n in range(100, 2000):
             store.put(message(n))
@@ -205,7 +205,7 @@ def test_retention_takes_it_along(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("field", ["queue_id", "queue_offset"])
-def test_a_record_that_its_queue_does_not_know_is_damage(tmp_path: Path, field: str) -> None:
+def test_record_unknown_to_its_queue_is_damage(tmp_path: Path, field: str) -> None:
     with filled(tmp_path / "mq") as store:
         expected = store.query("t", "k7")[0]
     segment = tmp_path / "mq" / "commitlog" / segment_name(0)

@@ -1,4 +1,4 @@
-"""Encoding and decoding one message, compared with RocketMQ's bytes and the vectorised encoder."""
+"""One message, compared with RocketMQ's bytes and the vectorised encoder."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def decode(records: EncodedRecords) -> list[StoredMessage]:
 
 @settings(deadline=None)
 @given(st.lists(messages(), min_size=1, max_size=4), st.booleans())
-def test_what_was_encoded_is_decoded(rows: list[Message], with_crc: bool) -> None:
+def test_encoded_message_is_decoded(rows: list[Message], with_crc: bool) -> None:
     records = encode(*rows, with_crc=with_crc)
     for row, stored in zip(rows, decode(records), strict=True):
         assert stored.topic == row.topic
@@ -73,7 +73,7 @@ def test_what_was_encoded_is_decoded(rows: list[Message], with_crc: bool) -> Non
 
 @settings(deadline=None)
 @given(st.lists(messages(), min_size=1, max_size=4), st.integers(0, 2), st.booleans())
-def test_the_table_gives_the_same_bytes(rows: list[Message], cut: int, with_crc: bool) -> None:
+def test_table_gives_the_same_bytes(rows: list[Message], cut: int, with_crc: bool) -> None:
     topic = rows[0].topic
     rows = [Message(**{**fields(row), "topic": topic}) for row in rows]
     table = pa.table(
@@ -104,7 +104,7 @@ def fields(message: Message) -> dict[str, Any]:
     return {name: getattr(message, name) for name in Message.__dataclass_fields__}
 
 
-def test_a_record_of_rocketmq_is_read_and_written_alike() -> None:
+def test_record_of_rocketmq_is_read_and_written() -> None:
     stored = decode_record(V1, "here")
     assert stored == StoredMessage(
         topic="TopicA",
@@ -142,7 +142,7 @@ def test_a_record_of_rocketmq_is_read_and_written_alike() -> None:
     assert bytes(ours) == V1
 
 
-def test_a_property_crc_as_rocketmq_makes_it() -> None:
+def test_property_crc_equals_rocketmqs() -> None:
     records = encode(Message("TopicA", b"abc", "T", flag=7, born_timestamp=0x18BCFE56800, queue_id=0), with_crc=True)
     stored = decode_record(PROPERTY_CRC, "here")
     assert stored.properties == {"TAGS": "T"}, "the CRC is none of a user's"
@@ -153,7 +153,7 @@ def test_a_property_crc_as_rocketmq_makes_it() -> None:
     assert bytes(records.encoded(0, 1)) == PROPERTY_CRC
 
 
-def test_room_for_the_property_crc() -> None:
+def test_property_crc_needs_space_in_the_properties() -> None:
     room = 32_767 - PROPERTY_CRC_BYTES - len("n\x01\x02")
     encode(Message("t", b"", properties={"n": "x" * room}), with_crc=True)
     with pytest.raises(MessageRefused, match="32768 bytes of properties"):
@@ -165,7 +165,7 @@ def test_tags_among_the_properties_count_as_tags() -> None:
     assert encode(Message("t", b"", tags="y", properties={"TAGS": "x"})).tags_codes.tolist() == [java_hash_code("y")]
 
 
-def test_a_body_of_the_limit_fits_and_one_more_byte_does_not() -> None:
+def test_body_size_limit_is_exact() -> None:
     encode(Message("t", b"x" * 100), max_message_size=100)
     with pytest.raises(MessageRefused, match=r"a body of 101 bytes, at most 100; raise maxMessageSize") as refused:
         encode(Message("t", b"x" * 101), max_message_size=100)
@@ -205,19 +205,19 @@ def test_a_body_of_the_limit_fits_and_one_more_byte_does_not() -> None:
         ({"born_timestamp": 1.0}, "born_timestamp=1.0: must be a whole number"),
     ],
 )
-def test_what_is_refused_in_our_words(changes: dict[str, Any], message: str) -> None:
+def test_wrong_messages_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(MessageRefused, match=message) as refused:
         encode(Message(**{"topic": "t", "body": b"", **changes}))
     assert refused.value.status is PutStatus.MESSAGE_ILLEGAL
 
 
 @pytest.mark.parametrize("body", ["grün", "grün".encode(), bytearray("grün".encode()), memoryview("grün".encode())])
-def test_kinds_of_bodies(body: Any) -> None:
+def test_bodies_of_all_types_are_encoded(body: Any) -> None:
     (stored,) = decode(encode(Message("t", body)))
     assert stored.body == "grün".encode()
 
 
-def test_one_text_is_one_key() -> None:
+def test_single_text_is_one_key() -> None:
     (stored,) = decode(encode(Message("t", b"", keys="o-17")))
     assert stored.keys == ("o-17",)
 
@@ -236,7 +236,7 @@ def test_only_blanks_separate_keys() -> None:
         Message("t", b"", born_timestamp=FIRST_MS - 1),
     ],
 )
-def test_a_number_that_its_field_cannot_hold_is_refused(message: Message) -> None:
+def test_too_large_number_is_refused(message: Message) -> None:
     with pytest.raises(MessageRefused, match=r"flag|born_timestamp") as refused:
         encode(message)
     assert refused.value.status is PutStatus.MESSAGE_ILLEGAL

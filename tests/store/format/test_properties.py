@@ -12,11 +12,11 @@ TEXT = st.text(st.characters(exclude_characters="\x01\x02", exclude_categories=[
 
 
 @given(st.dictionaries(TEXT, TEXT, max_size=5))
-def test_what_was_encoded_is_decoded(properties: dict[str, str]) -> None:
+def test_encoded_properties_are_decoded(properties: dict[str, str]) -> None:
     assert decode_properties(encode_properties(properties)) == properties
 
 
-def test_bytes_of_rocketmq() -> None:
+def test_bytes_equal_rocketmqs() -> None:
     encoded = b"KEYS\x01k0 common\x02UNIQ_KEY\x01UID0\x02TAGS\x01TagA\x02"
     properties = {"KEYS": "k0 common", "UNIQ_KEY": "UID0", "TAGS": "TagA"}
     assert encode_properties(properties) == encoded
@@ -38,24 +38,24 @@ def test_bytes_of_rocketmq() -> None:
         (b"a\x01\xff\x02", {"a": "\ufffd"}),
     ],
 )
-def test_odd_strings_are_read_as_rocketmq_reads_them(encoded: bytes, expected: dict[str, str]) -> None:
+def test_unusual_strings_are_read_as_in_rocketmq(encoded: bytes, expected: dict[str, str]) -> None:
     assert decode_properties(encoded) == expected
 
 
 @pytest.mark.parametrize("properties", [{"": "v"}, {"a\x01": "v"}, {"a": "v\x02"}, {"a\x02": "v"}, {"a": "\x01"}])
-def test_what_could_not_be_read_back_is_refused(properties: dict[str, str]) -> None:
+def test_ambiguous_properties_are_refused(properties: dict[str, str]) -> None:
     with pytest.raises(MessageRefused, match="separators") as refused:
         encode_properties(properties)
     assert refused.value.status is PutStatus.MESSAGE_ILLEGAL
 
 
-def test_a_surrogate_that_utf_8_cannot_carry_is_refused() -> None:
+def test_lone_surrogate_is_refused() -> None:
     with pytest.raises(MessageRefused, match="UTF-8") as refused:
         encode_properties({"a": "\ud800"})
     assert refused.value.status is PutStatus.MESSAGE_ILLEGAL
 
 
-def test_32767_bytes_fit_and_one_more_does_not() -> None:
+def test_property_size_limit_is_exact() -> None:
     assert len(encode_properties({"a": "v" * 32764})) == 32767
     with pytest.raises(MessageRefused, match=r"32768 bytes of properties .* at most 32767") as refused:
         encode_properties({"a": "v" * 32765})
@@ -75,7 +75,7 @@ STRINGS = st.lists(PIECES, max_size=12).map(b"".join)
 @example([b"a\x01b", b"ab\x01c"])
 @example([b"", b"TAGS\x01x\x02", b""])
 @example([b"a\x01", b"\x02"])
-def test_same_as_one_by_one(strings: list[bytes]) -> None:
+def test_columns_equal_single_decoding(strings: list[bytes]) -> None:
     columns = PropertyColumns(pa.array(strings, pa.binary()))
     expected = [decode_properties(string) for string in strings]
     for name in NAMES:
@@ -84,11 +84,11 @@ def test_same_as_one_by_one(strings: list[bytes]) -> None:
 
 
 @given(st.lists(st.binary(max_size=20), max_size=6))
-def test_arbitrary_bytes(strings: list[bytes]) -> None:
+def test_arbitrary_bytes_are_decoded(strings: list[bytes]) -> None:
     columns = PropertyColumns(pa.array(strings, pa.binary()))
     assert [dict(row) for row in columns.maps().to_pylist()] == [decode_properties(string) for string in strings]
 
 
-def test_a_name_stands_once_in_the_map() -> None:
+def test_map_has_each_name_once() -> None:
     columns = PropertyColumns(pa.array([b"a\x01b\x02c\x01d\x02a\x01e\x02"], pa.binary()))
     assert sorted(columns.maps().to_pylist()[0]) == [("a", "e"), ("c", "d")]

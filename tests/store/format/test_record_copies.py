@@ -50,7 +50,9 @@ def stored(pieces: list[EncodedRecords], places: list[int]) -> list[StoredMessag
 
 @settings(deadline=None)
 @given(st.lists(messages(), min_size=1, max_size=6), st.booleans(), st.booleans(), st.data())
-def test_all_is_kept_but_the_place(rows: list[Message], was_crc: bool, with_crc: bool, data: st.DataObject) -> None:
+def test_copy_keeps_everything_except_the_place(
+    rows: list[Message], was_crc: bool, with_crc: bool, data: st.DataObject
+) -> None:
     rows = [replace(row, topic="waiting", queue_id=3) for row in rows]
     content, physical, sizes = in_a_log(rows, 0, with_crc=was_crc)
     originals = [content[start : start + size] for start, size in zip(physical.tolist(), sizes.tolist(), strict=True)]
@@ -69,8 +71,8 @@ def test_all_is_kept_but_the_place(rows: list[Message], was_crc: bool, with_crc:
 
 @settings(deadline=None)
 @given(st.lists(messages(), min_size=1, max_size=6))
-def test_what_was_read_is_as_good_as_the_records(rows: list[Message]) -> None:
-    """Copies of decoded messages equal copies of their records, also with an IPv6 born host."""
+def test_copies_of_messages_equal_copies_of_records(rows: list[Message]) -> None:
+    """Also with an IPv6 born host."""
     content, physical, sizes = in_a_log([replace(row, topic="waiting", queue_id=3) for row in rows], 0)
     records = [content[start : start + size] for start, size in zip(physical.tolist(), sizes.tolist(), strict=True)]
     records += [V1_BORN_V6, PROPERTY_CRC]
@@ -83,8 +85,7 @@ def test_what_was_read_is_as_good_as_the_records(rows: list[Message]) -> None:
     assert again == expected
 
 
-def test_what_is_filed_is_that_of_the_message() -> None:
-    """A put to the new topic would give the same tags codes and keys."""
+def test_copy_has_the_tags_code_and_keys_of_a_put() -> None:
     row = Message("orders", b"", "paid", ("a", "b"), {"UNIQ_KEY": "U"})
     content, _, _ = in_a_log([replace(row, topic="waiting", queue_id=3)], 0)
     made = next(copies_of(content).records(Places("orders", np.array([0])), ENCODING))
@@ -93,7 +94,7 @@ def test_what_is_filed_is_that_of_the_message() -> None:
     assert (made.key_hashes.tolist(), made.key_rows.tolist()) == (put.key_hashes.tolist(), put.key_rows.tolist())
 
 
-def test_properties_are_changed_added_and_taken_out() -> None:
+def test_properties_are_changed_added_and_removed() -> None:
     content, _, _ = in_a_log(
         [Message("t", b"1", "A", "k", {"p": "1", "q": "2", "größe": "ß"}, 3), Message("t", b"2")], 0
     )
@@ -108,7 +109,7 @@ def test_properties_are_changed_added_and_taken_out() -> None:
     assert [each.prepared_transaction_offset for each in (one, two)] == [1 << 40, 0]
 
 
-def test_rocketmqs_records_with_ipv6_hosts_and_checksums() -> None:
+def test_records_with_ipv6_hosts_and_checksums_are_copied() -> None:
     """The copies keep their order, in one piece for each run of equal header lengths."""
     copies = copies_of(V1, V1_BORN_V6, PROPERTY_CRC, V1_BORN_V6)
     made = list(copies.records(Places("real", np.arange(4)), ENCODING))
@@ -121,14 +122,14 @@ def test_rocketmqs_records_with_ipv6_hosts_and_checksums() -> None:
     assert [copy.queue_offset for copy in again] == [5, 6, 7, 8]
 
 
-def test_properties_that_become_too_large_are_refused() -> None:
+def test_too_large_properties_are_refused() -> None:
     content, _, _ = in_a_log([Message("t", b"1", properties={"p": "x" * 32_000})], 0)
     places = Places("t", np.array([0]), {"more": texts(["y" * 1000])})
     with pytest.raises(MessageRefused, match="33009 bytes of properties"):
         next(copies_of(content).records(places, ENCODING))
 
 
-def test_what_was_taken_without_a_checksum_is_copied_without_where_there_is_no_room() -> None:
+def test_checksum_is_left_out_if_there_is_no_space() -> None:
     content, _, _ = in_a_log([Message("t", b"1", properties={"p": "x" * 32_740})], 0)
     (made,) = copies_of(content).records(Places("t", np.array([0])), replace(ENCODING, with_crc=True))
     (copy,) = stored([made], [0])
@@ -142,8 +143,8 @@ def with_properties(encoded: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("end", [b"\2", b"", b"\0"])
-def test_what_looks_like_a_lost_sector_ends_with_a_checksum(end: bytes) -> None:
-    """Only such records get a checksum by default, even if a client omitted the last separator."""
+def test_record_that_looks_like_a_lost_sector_gets_a_checksum(end: bytes) -> None:
+    """Only such records get one by default, even if a client omitted the last separator."""
     zeros, text = b"p\1" + bytes(SECTOR_BYTES) + end, b"p\1value\2"
     records = [with_properties(each) for each in (text, zeros, zeros, b"p\1v\0\0", text, b"p\1v\0v")]
     copies = copies_of(*records)
@@ -158,13 +159,13 @@ def test_what_looks_like_a_lost_sector_ends_with_a_checksum(end: bytes) -> None:
     ]
 
 
-def test_a_checksum_can_follow_properties_without_their_last_separator() -> None:
+def test_checksum_may_follow_unterminated_properties() -> None:
     copies = copies_of(with_properties(b"p\1value"), with_properties(b"p\1v\2"))
     (made,) = copies.records(Places("here", np.arange(2)), replace(ENCODING, with_crc=True))
     assert [each.properties for each in stored([made], [0, 1])] == [{"p": "value"}, {"p": "v"}]
 
 
-def test_what_was_read_is_put_again_whatever_only_a_broker_takes() -> None:
+def test_record_that_only_a_broker_accepts_is_copied() -> None:
     """Otherwise a message that a consumer fails to process could never be sent back."""
     was = decode_record(with_properties(b"p\1a\1b\2zeros\1" + bytes(2 * SECTOR_BYTES) + b"\2"), "t")
     (made,) = RecordCopies.of_messages([was]).records(Places("here", np.array([0])), ENCODING)

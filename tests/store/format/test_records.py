@@ -11,7 +11,7 @@ from tests.store.format.test_message import Message, encode, messages
 
 
 @given(st.binary(min_size=8, max_size=64), st.data())
-def test_integers_at_any_position(data: bytes, draw: st.DataObject) -> None:
+def test_integers_are_read_at_any_position(data: bytes, draw: st.DataObject) -> None:
     positions = draw.draw(st.lists(st.integers(0, len(data) - 8), max_size=6))
     view = np.frombuffer(data, np.uint8)
     for kind, width, signed in ((">i4", 4, True), (">i8", 8, True), ("u1", 1, False), (">i2", 2, True)):
@@ -22,7 +22,7 @@ def test_integers_at_any_position(data: bytes, draw: st.DataObject) -> None:
 
 
 @given(st.lists(messages(), min_size=1, max_size=4))
-def test_an_append_stamps_three_fields_and_nothing_else(rows: list[Message]) -> None:
+def test_append_stamps_exactly_three_fields(rows: list[Message]) -> None:
     records, untouched = encode(*rows), encode(*rows)
     count = len(rows)
     records.stamp(np.arange(5, 5 + count), np.arange(count) * 1000, 77)
@@ -37,7 +37,7 @@ def test_an_append_stamps_three_fields_and_nothing_else(rows: list[Message]) -> 
 
 
 @given(st.lists(messages(), min_size=1, max_size=5), st.data())
-def test_any_stretch_of_records(rows: list[Message], data: st.DataObject) -> None:
+def test_any_range_of_records_is_encoded(rows: list[Message], data: st.DataObject) -> None:
     first = data.draw(st.integers(0, len(rows) - 1))
     last = data.draw(st.integers(first + 1, len(rows)))
     alone = [bytes(encode(row).encoded(0, 1)) for row in rows[first:last]]
@@ -47,7 +47,7 @@ def test_any_stretch_of_records(rows: list[Message], data: st.DataObject) -> Non
 
 
 @given(st.lists(messages(), min_size=1, max_size=4))
-def test_entries_say_where_and_how_long(rows: list[Message]) -> None:
+def test_entries_have_offset_size_and_tags_code(rows: list[Message]) -> None:
     records = encode(*rows)
     physical = np.arange(len(rows)) * 10_000
     entries = records.entries(physical, 0)

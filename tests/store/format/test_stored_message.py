@@ -18,7 +18,7 @@ from tests.store.golden_bytes import PROPERTY_CRC, V1, V1_BORN_V6
 HOST = (bytes([127, 0, 0, 1]), 10911)
 
 
-def test_an_ipv6_born_host_and_an_appended_property_crc() -> None:
+def test_ipv6_born_host_and_property_crc_are_decoded() -> None:
     stored = decode_record(V1_BORN_V6, "here")
     assert stored.born_host == "[2001:db8::1]:1"
     assert (stored.queue_offset, stored.body, stored.tags) == (20, b"v6", "T6")
@@ -28,7 +28,7 @@ def test_an_ipv6_born_host_and_an_appended_property_crc() -> None:
 
 
 @given(st.integers(0, len(PROPERTY_CRC) - 1), st.integers(1, 255))
-def test_any_changed_byte_is_noticed_by_a_property_crc(position: int, change: int) -> None:
+def test_property_crc_detects_any_changed_byte(position: int, change: int) -> None:
     """A change in the CRC property's name leaves the record without that CRC. Then only the body's CRC is checked."""
     changed = bytearray(PROPERTY_CRC)
     changed[position] ^= change
@@ -42,7 +42,7 @@ def test_any_changed_byte_is_noticed_by_a_property_crc(position: int, change: in
 
 
 @given(st.integers(0, len(V1) - 1), st.integers(1, 255))
-def test_any_changed_byte_is_an_error_or_a_message(position: int, change: int) -> None:
+def test_changed_byte_gives_an_error_or_a_message(position: int, change: int) -> None:
     changed = bytearray(V1)
     changed[position] ^= change
     with suppress(CorruptRecord):
@@ -50,7 +50,7 @@ def test_any_changed_byte_is_an_error_or_a_message(position: int, change: int) -
 
 
 @given(st.integers(0, len(V1) - 1))
-def test_a_record_cut_short(length: int) -> None:
+def test_truncated_record_is_an_error(length: int) -> None:
     with pytest.raises(CorruptRecord, match="here: "):
         decode_record(V1[:length], "here")
 
@@ -61,20 +61,20 @@ def test_arbitrary_bytes_are_no_record(data: bytes) -> None:
         decode_record(data, "here")
 
 
-def test_a_wrong_crc_is_named_and_may_be_passed_over() -> None:
+def test_wrong_crc_is_named_and_may_be_ignored() -> None:
     changed = V1.replace(b"hello", b"hullo")
     with pytest.raises(CorruptRecord, match=r"here: body CRC 0x[0-9a-f]+, stored 0x551f0a28; run 'pyspark-mq verify'"):
         decode_record(changed, "here")
     assert decode_record(changed, "here", check_crc=False).body == b"hullo-0-"
 
 
-def test_ids_and_hosts() -> None:
+def test_ids_and_hosts_are_decoded() -> None:
     assert offset_msg_id(*HOST, 0x90) == "7F00000100002A9F0000000000000090"
     assert host_text(HOST[0], 10911) == "127.0.0.1:10911"
     assert host_text(bytes.fromhex("20010db8000000000000000000000001"), 1) == "[2001:db8::1]:1"
 
 
-def test_what_is_decoded_is_as_what_is_made() -> None:
+def test_decoded_message_equals_a_constructed_one() -> None:
     decoded = decode_record(V1, "here")
     made = StoredMessage(**decoded._asdict())
     assert type(decoded) is StoredMessage
@@ -88,7 +88,7 @@ def test_what_is_decoded_is_as_what_is_made() -> None:
 ENTRY = QueueEntry("TopicA", 0, 0, 0, len(V1), java_hash_code("TagA"))
 
 
-def test_an_entry_is_that_of_its_message() -> None:
+def test_entry_must_match_its_message() -> None:
     message = decode_record(V1, "here")
     must_be_entered(message, ENTRY)
     must_be_entered(message, ENTRY._replace(tags_code=-(1 << 31) - 1))  # an address in a queue extension
@@ -112,5 +112,5 @@ def test_an_entry_is_that_of_its_message() -> None:
 
 @pytest.mark.parametrize("ip", [bytes([127, 0, 0, 1]), bytes(range(0xF0, 0x100))])
 @pytest.mark.parametrize("offsets", [[], [0], [1, 1 << 40, (1 << 63) - 1]])
-def test_many_ids_are_as_one_by_one(ip: bytes, offsets: list[int]) -> None:
+def test_ids_of_many_equal_single_ids(ip: bytes, offsets: list[int]) -> None:
     assert offset_msg_ids(ip, 10911, offsets) == [offset_msg_id(ip, 10911, at) for at in offsets]

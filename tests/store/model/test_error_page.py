@@ -101,7 +101,7 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def test_the_page_has_every_message() -> None:
+def test_page_has_every_message() -> None:
     assert page() == PAGE.read_text("utf-8"), "python -m tests.store.model.test_error_page writes the page"
 
 

@@ -1,4 +1,4 @@
-"""Every deliberate error is a StoreError, and errors of the system name the path and what to do."""
+"""Every deliberate error is a StoreError, and errors of the system name the path and a remedy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from store.upkeep.verify import verify
 from tests.descriptors import allowed
 
 
-def test_no_error_stands_outside_the_tree() -> None:
+def test_all_errors_are_store_errors() -> None:
     outside = set()
     for package in (store, pyspark_mq):
         for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
@@ -106,23 +106,23 @@ def run(path: Path, what: str) -> str:
     return done.stdout
 
 
-def test_no_descriptor_left(path: Path) -> None:
+def test_lack_of_descriptors_is_an_error(path: Path) -> None:
     assert re.match(rf"StoreUnavailable EMFILE {path}.*: Too many open files; .* raise the limit", run(path, "files"))
 
 
-def test_a_group_without_a_descriptor(path: Path) -> None:
+def test_lack_of_descriptors_for_a_group_is_an_error(path: Path) -> None:
     with allowed(0), pytest.raises(StoreUnavailable, match=rf"{path}.*: Too many open files; .* raise the limit"):
         DirectoryGroup(path, "g")
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="this system has no limit of a file's length")
-def test_a_file_longer_than_allowed(path: Path) -> None:
+def test_file_size_limit_is_an_error(path: Path) -> None:
     assert re.match(rf"StoreUnavailable EFBIG {path}.*: File too large; raise the limit", run(path, "length"))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")
 @pytest.mark.parametrize(("what", "mode"), [("read", 0o700), ("write", 0o755)])
-def test_no_permission(path: Path, what: str, mode: int) -> None:
+def test_missing_permission_is_an_error(path: Path, what: str, mode: int) -> None:
     for folder in path.parents[:3]:
         folder.chmod(0o755)
     path.chmod(mode)
@@ -132,7 +132,7 @@ def test_no_permission(path: Path, what: str, mode: int) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="mounting needs root on Linux")
-def test_a_file_system_to_read_only(path: Path) -> None:
+def test_read_only_file_system_is_an_error(path: Path) -> None:
     mount = ["mount", "--bind", str(path), str(path)], ["mount", "-o", "remount,ro,bind", str(path)]
     if any(subprocess.run(command, capture_output=True).returncode for command in mount):
         pytest.skip("nothing can be mounted here")
@@ -147,7 +147,7 @@ def test_a_file_system_to_read_only(path: Path) -> None:
         subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
-def test_links_that_lead_to_themselves(tmp_path: Path, path: Path) -> None:
+def test_circular_links_are_an_error(tmp_path: Path, path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     for read_only in (True, False):
@@ -160,7 +160,7 @@ def test_links_that_lead_to_themselves(tmp_path: Path, path: Path) -> None:
         MessageStore.open(path)
 
 
-def test_a_folder_instead_of_a_file_and_the_other_way(path: Path) -> None:
+def test_folder_instead_of_a_file_is_an_error(path: Path) -> None:
     topics = path / "config/topics.json"
     content = topics.read_bytes()
     topics.unlink()
@@ -206,7 +206,7 @@ for path in sys.argv[1:]:
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "socket", "nowhere"])
-def test_a_store_does_not_wait_for_what_is_no_file(path: Path, kind: str) -> None:
+def test_pipes_and_devices_do_not_block(path: Path, kind: str) -> None:
     for name in FILES:
         copy = shutil.copytree(path, path.with_name(name.replace("/", "-")))
         copy.joinpath(name).unlink(missing_ok=True)
@@ -229,14 +229,14 @@ def test_a_store_does_not_wait_for_what_is_no_file(path: Path, kind: str) -> Non
     assert done.stderr == ""
 
 
-def test_a_directory_that_goes_is_an_error_of_the_tree(path: Path) -> None:
+def test_moved_directory_is_a_store_error(path: Path) -> None:
     with MessageStore.open(path, read_only=True) as store:
         path.rename(path.with_name("away"))
         with pytest.raises(StoreError, match="No such file or directory; put it back"):
             store.clean(dry_run=True)
 
 
-def test_a_name_that_is_too_long(tmp_path: Path) -> None:
+def test_too_long_name_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match=r"x: File name too long; correct the path"):
         MessageStore.open(tmp_path / ("x" * 300))
 
@@ -277,7 +277,7 @@ def test_translated_error_is_not_translated_again() -> None:
 
 
 @pytest.mark.parametrize("wrong", [1.0, "1", True, None, 2**63])
-def test_what_is_no_whole_number(path: Path, wrong: object) -> None:
+def test_wrong_numbers_are_refused(path: Path, wrong: object) -> None:
     number: int = wrong  # type: ignore[assignment]
     with MessageStore.open(path) as store:
         for use in (
@@ -306,7 +306,7 @@ def test_what_is_no_whole_number(path: Path, wrong: object) -> None:
 
 
 @pytest.mark.parametrize("wrong", [17, None, b"t", ["t"], 1.5])
-def test_what_is_no_text_and_no_choice(path: Path, wrong: Any) -> None:
+def test_wrong_texts_and_choices_are_refused(path: Path, wrong: Any) -> None:
     with MessageStore.open(path) as store:
         uses: list[Callable[[], object]] = [
             lambda: store.query("t", wrong),
@@ -329,14 +329,14 @@ def test_what_is_no_text_and_no_choice(path: Path, wrong: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["1", b"1", [1], float("nan"), 2**70])
-def test_what_is_no_time(path: Path, wrong: Any) -> None:
+def test_wrong_durations_are_refused(path: Path, wrong: Any) -> None:
     with MessageStore.open(path) as store:
         for use in (lambda: store.wait(store.confirm_offset, wrong), lambda: store.clean(wrong, dry_run=True)):
             with pytest.raises(InvalidArgument, match="give a number of seconds"):
                 use()
 
 
-def test_names_that_are_nearly_choices(path: Path) -> None:
+def test_misspelled_choices_are_refused(path: Path) -> None:
     with MessageStore.open(path) as store:
         with pytest.raises(InvalidArgument, match="boundary='upper': give one of"):
             store.offset_by_time("t", 0, 0, "upper")  # type: ignore[arg-type]

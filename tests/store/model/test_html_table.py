@@ -1,5 +1,3 @@
-"""HTML tables of objects in a notebook."""
-
 from __future__ import annotations
 
 from store.model.html_table import html_table, html_text
@@ -14,7 +12,7 @@ def test_every_text_is_escaped() -> None:
     assert "<script" not in shown
 
 
-def test_numbers_have_separators_and_none_is_a_dash() -> None:
+def test_numbers_have_separators_and_missing_values_a_dash() -> None:
     shown = html_table("", ["a", "b"], [[1234567, None]])
     assert ">1,234,567</td>" in shown
     assert ">-</td>" in shown

@@ -36,7 +36,7 @@ def test_objects_are_written_read_and_deleted(objects: Objects) -> None:
     assert objects.mark("a/b/c") is None
 
 
-def test_a_folder_exists_while_something_is_in_it(objects: Objects) -> None:
+def test_folder_exists_while_it_has_objects(objects: Objects) -> None:
     assert objects.names("") == {}
     for path in ("a/b/2", "a/1", "3"):
         objects.write(path, b"")
@@ -50,13 +50,13 @@ def test_a_folder_exists_while_something_is_in_it(objects: Objects) -> None:
     assert list(objects.names("")) == ["3"]
 
 
-def test_an_object_is_created_once(objects: Objects) -> None:
+def test_object_is_created_once(objects: Objects) -> None:
     assert objects.create("a/b", b"first")
     assert not objects.create("a/b", b"second")
     assert objects.read_all("a/b") == b"first"
 
 
-def test_a_local_file_becomes_an_object(objects: Objects) -> None:
+def test_local_file_becomes_an_object(objects: Objects) -> None:
     with objects.writing("a/b") as path:
         path.write_bytes(b"content")
     assert objects.read_all("a/b") == b"content"
@@ -64,7 +64,7 @@ def test_a_local_file_becomes_an_object(objects: Objects) -> None:
         assert path.read_bytes() == b"content"
 
 
-def test_a_local_file_is_dropped_after_an_error(objects: Objects) -> None:
+def test_local_file_is_dropped_after_an_error(objects: Objects) -> None:
     with pytest.raises(RuntimeError), objects.writing("a/b"):
         raise RuntimeError
     assert objects.names("") == {}
@@ -80,7 +80,7 @@ def test_each_write_changes_the_mark(tmp_path: Path) -> None:
     assert len(marks) == 50
 
 
-def test_a_file_where_a_folder_belongs_is_an_error(tmp_path: Path) -> None:
+def test_file_in_place_of_a_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     objects = objects_at(str(tmp_path / "file"), {})
     for verb in (lambda: objects.write("a", b""), lambda: objects.create("a", b""), lambda: objects.read_all("a")):
@@ -109,7 +109,7 @@ def _read(objects: Objects) -> None:
         _written,
     ],
 )
-def test_a_pipe_in_place_of_an_object_is_refused(tmp_path: Path, act: Callable[[Objects], object]) -> None:
+def test_pipe_in_place_of_an_object_is_refused(tmp_path: Path, act: Callable[[Objects], object]) -> None:
     """Opening a pipe would block forever."""
     objects = objects_at(str(tmp_path), {})
     objects.write("a/b", b"")

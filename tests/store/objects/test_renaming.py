@@ -102,10 +102,9 @@ def archived(url: str, put: list[bytes]) -> int:
 
 
 @pytest.mark.parametrize("before", [0, BEFORE])
-def test_an_archiver_that_is_killed_at_any_step(tmp_path: Path, url: str, before: int) -> None:
+def test_archiver_is_killed_at_any_step(tmp_path: Path, url: str, before: int) -> None:
     """The next archiver is killed at each step, too. Archived messages stay whole; new messages appear completely or
-    not at all.
-    """
+    not at all."""
     filled = Filled(tmp_path / "mq", {"orders": 1})
     place, saved = tmp_path / "archive", tmp_path / "saved"
     with filled.store:
@@ -134,7 +133,7 @@ def test_an_archiver_that_is_killed_at_any_step(tmp_path: Path, url: str, before
     assert not [path for path in place.rglob("*") if path.suffix in (".new", ".part")]
 
 
-def test_what_is_deleted_goes_with_all_its_names(tmp_path: Path, url: str) -> None:
+def test_deletion_removes_all_names_of_an_object(tmp_path: Path, url: str) -> None:
     objects = objects_at(url, {})
     objects.write("a/b", b"12")
     for name in ("b.new", "b.part", "c.part"):
@@ -149,7 +148,7 @@ def test_what_is_deleted_goes_with_all_its_names(tmp_path: Path, url: str) -> No
         objects.read_all("a/b")
 
 
-def test_who_reads_is_outrun_by_writes_in_a_row(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_are_repeated_during_successive_writes(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each read looks for one name while the content is under the other."""
     objects, own, new = objects_at(url, {}), tmp_path / "archive/a/b", tmp_path / "archive/a/b.new"
     objects.write("a/b", b"12")
@@ -166,7 +165,7 @@ def test_who_reads_is_outrun_by_writes_in_a_row(tmp_path: Path, url: str, monkey
     assert next(moves, None) is None
 
 
-def test_whose_puts_are_atomic_is_written_at_once(tmp_path: Path) -> None:
+def test_stores_with_atomic_puts_need_no_rename(tmp_path: Path) -> None:
     for url, kind in (
         ("memory://x", "Remote"),
         ("dir::memory://x", "Remote"),
@@ -207,10 +206,8 @@ class LoginError(Exception):
     """A login error of a driver's own, as ftplib and paramiko raise it."""
 
 
-def test_a_connection_that_the_server_closes_is_made_anew(
-    tmp_path: Path, filled: Filled, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A long-running stream or consumer must reconnect after the server closed its connection."""
+def test_closed_connection_is_opened_again(tmp_path: Path, filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a long-running stream or consumer."""
     fsspec.register_implementation("connected", Connected, clobber=True)
     url = f"connected://{tmp_path}/archive"
     filled.store.archive(url)

@@ -1,5 +1,3 @@
-"""URLs of directories and object stores: which are local, which can be shared, and hiding their secrets."""
-
 from __future__ import annotations
 
 from functools import partial
@@ -15,7 +13,7 @@ from store.objects.urls import local_path, secrets_of, why_not_shared, without_s
 from store.upkeep.store_directory import StoreDirectory
 
 
-def test_urls_of_local_directories(tmp_path: Path) -> None:
+def test_urls_of_local_directories_are_paths(tmp_path: Path) -> None:
     for url in (f"file:{tmp_path}", f"file://{tmp_path}/", f"file://localhost{tmp_path}", f"LOCAL://{tmp_path}"):
         assert local_path(url) == str(tmp_path)
     assert local_path("memory://x") is None
@@ -89,7 +87,7 @@ def test_no_cause_of_an_error_shows_a_secret() -> None:
 
 
 @pytest.mark.parametrize("error", [OSError("no route to namenode"), ValueError("no route to namenode")])
-def test_an_error_says_its_cause(error: Exception) -> None:
+def test_error_names_its_cause(error: Exception) -> None:
     with (
         pytest.raises(ObjectsUnavailable, match=f"hdfs:///x: {type(error).__name__}: no route to namenode"),
         translated("hdfs:///x"),
@@ -102,7 +100,7 @@ def chained(error: Exception, cause: Exception) -> Exception:
     return error
 
 
-def test_urls_that_cannot_be_shared() -> None:
+def test_urls_that_cannot_be_shared_are_refused() -> None:
     assert why_not_shared("s3://bucket/ledger") is None
     assert why_not_shared("GS://bucket") is None
     for url in ("memory://x", "hdfs://name/x", "simplecache::s3://bucket/x", "https://host/x"):

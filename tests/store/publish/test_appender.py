@@ -1,4 +1,4 @@
-"""Appends that fail or whose writer dies: what stays on disk and what readers see."""
+"""Appends that fail or whose writer dies."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def dead_append(path: Path, *, announced: int) -> None:
 
 
 @pytest.mark.parametrize("announced", [1, 600, 5000, 20_000])
-def test_the_next_append_undoes_a_dead_one(path: Path, announced: int) -> None:
+def test_next_append_undoes_a_dead_one(path: Path, announced: int) -> None:
     with MessageStore.open(path, read_only=True) as reader:
         before = bodies(reader)
         dead_append(path, announced=announced)
@@ -63,15 +63,15 @@ def test_the_next_append_undoes_a_dead_one(path: Path, announced: int) -> None:
     check_log(path, 60)
 
 
-def test_closing_undoes_it_too(path: Path) -> None:
-    """RocketMQ does not read the published end, so closing must remove the dead append from the log."""
+def test_close_undoes_a_dead_append(path: Path) -> None:
+    """RocketMQ does not read the published end."""
     dead_append(path, announced=5000)
     MessageStore.open(path).close()
     check_log(path, 10)
     assert not (path / "abort").exists()
 
 
-def test_two_stores_in_turns_keep_their_offsets_dense(path: Path) -> None:
+def test_two_stores_in_turns_keep_offsets_dense(path: Path) -> None:
     with MessageStore.open(path) as one, MessageStore.open(path) as two:
         for n in range(10, 100):
             result = (one, two)[n % 3 == 0].put(Message("t", f"{n}".encode(), queue_id=n % 2))
@@ -79,7 +79,7 @@ def test_two_stores_in_turns_keep_their_offsets_dense(path: Path) -> None:
     check_log(path, 100)
 
 
-def test_many_threads_on_one_store(path: Path) -> None:
+def test_many_threads_append_to_one_store(path: Path) -> None:
     def work(name: int) -> None:
         for n in range(30):
             store.put(Message("t", f"{name}-{n}".encode()))
@@ -98,7 +98,7 @@ def test_many_threads_on_one_store(path: Path) -> None:
     check_log(path, len(expected))
 
 
-def test_store_timestamps_never_step_back(path: Path) -> None:
+def test_store_timestamps_never_decrease(path: Path) -> None:
     """The clock is an hour ahead here, then correct again."""
     with MessageStore.open(path) as store:
         published = PublishedEnd(path, writable=True)
@@ -108,7 +108,7 @@ def test_store_timestamps_never_step_back(path: Path) -> None:
         assert store.get_message("g", "t", 0, offset).messages[0].store_timestamp == ahead
 
 
-def test_one_wrong_clock_does_not_count_for_ever(path: Path) -> None:
+def test_wrong_clock_affects_a_single_message(path: Path) -> None:
     """The clock is 325 years ahead for one put. Searches by time find the messages before and after that put."""
     with MessageStore.open(path) as store:
         published = PublishedEnd(path, writable=True)
@@ -124,7 +124,7 @@ def test_one_wrong_clock_does_not_count_for_ever(path: Path) -> None:
         assert store.offset_by_time("t", 0, times[-1] + 1) == offsets[-1] + 1
 
 
-def test_one_append_of_more_than_one_write(tmp_path: Path) -> None:
+def test_large_append_needs_several_writes(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)
         sent = [bytes([n]) * (4 << 20) for n in range(10)]
@@ -139,9 +139,7 @@ def test_one_append_of_more_than_one_write(tmp_path: Path) -> None:
         (StoreConfig(mappedFileSizeCommitLog=1 << 20), bytes(1 << 20), "fits no commit log segment"),
     ],
 )
-def test_a_table_that_fails_late_is_not_appended(
-    tmp_path: Path, config: StoreConfig, body: bytes, message: str
-) -> None:
+def test_table_that_fails_late_is_not_appended(tmp_path: Path, config: StoreConfig, body: bytes, message: str) -> None:
     """The failure is in encoding the third piece of the table, or in placing it."""
     bodies = [b"fits"] * 60_000
     bodies[55_000] = body
@@ -154,7 +152,7 @@ def test_a_table_that_fails_late_is_not_appended(
     check_log(tmp_path, 1)
 
 
-def test_a_table_of_many_pieces_is_one_sequence(tmp_path: Path) -> None:
+def test_large_table_is_one_sequence(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 3)
         table = pa.table({"body": pa.array([n.to_bytes(4, "big") * 2500 for n in range(8000)], pa.binary())})
@@ -194,7 +192,7 @@ SINGLE = {"put", "publish", "publish flushed", "publish unless"}
 
 @pytest.mark.parametrize("name", HOW)
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
-def test_what_is_flushed_and_what_is_hidden_until_it_is(tmp_path: Path, name: str, flush: str) -> None:
+def test_unflushed_records_are_hidden_until_all_are_written(tmp_path: Path, name: str, flush: str) -> None:
     """The head of the first record is written last, so that the records of one append appear all at once."""
     root = tmp_path / "device"
     root.mkdir()
@@ -219,7 +217,7 @@ def test_what_is_flushed_and_what_is_hidden_until_it_is(tmp_path: Path, name: st
 
 
 @pytest.mark.parametrize("indexed", [True, False])
-def test_what_readers_may_know_of_times_and_keys(tmp_path: Path, indexed: bool) -> None:
+def test_published_end_names_the_known_times_and_keys(tmp_path: Path, indexed: bool) -> None:
     with MessageStore.open(tmp_path, config=replace(SMALL, messageIndexEnable=indexed)) as store:
         store.create_topic("t", 1)
         published = PublishedEnd(tmp_path, writable=False)
@@ -229,7 +227,7 @@ def test_what_readers_may_know_of_times_and_keys(tmp_path: Path, indexed: bool) 
             assert published.times_from == 0
 
 
-def test_an_undone_append_gives_the_next_a_later_time(path: Path) -> None:
+def test_append_after_an_undone_one_has_a_later_time(path: Path) -> None:
     """A reader that saw part of the undone append detects the undo by the later time."""
     with MessageStore.open(path) as store:
         dead_append(path, announced=600)
@@ -240,7 +238,7 @@ def test_an_undone_append_gives_the_next_a_later_time(path: Path) -> None:
         assert published.store_timestamp > seen
 
 
-def test_the_types_of_a_result(path: Path) -> None:
+def test_types_of_a_result(path: Path) -> None:
     with MessageStore.open(path) as store:
         result = store.append_table("t", pa.table({"body": [b"x"] * 3}))
     assert (result.queue_ids.dtype, result.queue_offsets.dtype, result.physical_offsets.dtype) == ("i4", "i8", "i8")
@@ -256,12 +254,8 @@ def test_messages_are_stamped_with_the_clock_in_milliseconds(path: Path) -> None
 
 @pytest.mark.parametrize("others", [False, True], ids=["its own", "another's"])
 @pytest.mark.parametrize("verb", ["put", "clean", None])
-def test_an_older_published_end_that_is_put_in_place_meanwhile_takes_nothing_away(
-    path: Path, verb: str | None, others: bool
-) -> None:
-    """`cp` restores the older file from a backup. Without the check an append would overwrite newer records, and
-    `close` would delete segments.
-    """
+def test_restored_older_published_end_loses_nothing(path: Path, verb: str | None, others: bool) -> None:
+    """Without the check an append would overwrite newer records, and `close` would delete segments."""
     store, other = MessageStore.open(path), MessageStore.open(path)
     put = (other if others else store).put_many
     put([Message("t", bytes(300), queue_id=0)] * 20)
@@ -289,8 +283,8 @@ def test_an_older_published_end_that_is_put_in_place_meanwhile_takes_nothing_awa
         assert store.put(Message("t", b"next", queue_id=1)).queue_offset == 5
 
 
-def test_a_queue_loses_a_file_while_somebody_notes_the_ends(path: Path) -> None:
-    """The next opening rebuilds the queue, although the put creates the deleted file again, without its entries."""
+def test_queue_file_lost_while_ends_are_saved_is_rebuilt(path: Path) -> None:
+    """By the next opening, although the put creates the deleted file again, without its entries."""
     entered, goes_on = threading.Event(), threading.Event()
 
     def wait(frame: FrameType, event: str, argument: object) -> None:
@@ -321,7 +315,7 @@ def test_a_queue_loses_a_file_while_somebody_notes_the_ends(path: Path) -> None:
 
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 @pytest.mark.parametrize("count", [1, 2, 60])
-def test_nothing_goes_into_a_new_file_in_place_of_the_logs_last_one(path: Path, count: int, flush: str) -> None:
+def test_lost_last_segment_is_not_replaced(path: Path, count: int, flush: str) -> None:
     """Otherwise the append would be acknowledged in a log with a hole, which no writer could open."""
     last = sorted((path / "commitlog").iterdir())[-1]
     with MessageStore.open(path, config=replace(SMALL, flushDiskType=flush)) as store:

@@ -1,4 +1,4 @@
-"""After one failed flush the store refuses appends. `test_failed_flush_told` tests which stores see the failure."""
+"""After one failed flush the store refuses appends. Which stores see the failure: `test_failed_flush_told`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.takeover import broker
 
 
 @pytest.mark.parametrize("number", range(1, 9))
-def test_each_flush_may_be_the_one_that_fails(path: Path, device: Device, number: int) -> None:
-    """From the log to the published end, any failed flush stops appends, even if the device recovers."""
+def test_any_failed_flush_stops_appends(path: Path, device: Device, number: int) -> None:
+    """From the log to the published end, even if the device recovers."""
     device.code = (errno.EIO, errno.ENOSPC, errno.EDQUOT)[number % 3]
     store = MessageStore.open(path)
     put(store, 10, 50)
@@ -51,7 +51,7 @@ def test_each_flush_may_be_the_one_that_fails(path: Path, device: Device, number
     check_log(path, 51)
 
 
-def test_a_put_that_is_not_flushed_is_not_acknowledged(path: Path, device: Device) -> None:
+def test_unflushed_put_is_not_acknowledged(path: Path, device: Device) -> None:
     store = MessageStore.open(path, config=SYNC)
     confirm = store.confirm_offset
     device.fail(1)
@@ -81,13 +81,10 @@ def refused(path: Path, device: Device, config: StoreConfig, count: int, number:
     ("config", "count", "number"),
     [(SYNC, 1, 1), (SYNC, 2, 1), (SYNC, 2, 2), *((CONFIG, 20, number) for number in range(1, 13))],
 )
-def test_what_was_refused_does_not_come_back(
+def test_refused_messages_do_not_come_back(
     path: Path, device: Device, config: StoreConfig, count: int, number: int, restarted: bool
 ) -> None:
-    """Reopening must not restore a refused message, because the producer may have retried it.
-
-    restarted: whether the machine restarted cleanly in between.
-    """
+    """The producer may have retried them. restarted: whether the machine restarted cleanly in between."""
     expected = refused(path, device, config, count, number)
     if restarted:
         another_boot(path)
@@ -103,8 +100,8 @@ def test_what_was_refused_does_not_come_back(
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_what_a_broker_took_for_messages_stays(path: Path, device: Device, killed: bool) -> None:
-    """A broker does not read our published end, so it may take the refused records for messages."""
+def test_messages_accepted_by_a_broker_stay(path: Path, device: Device, killed: bool) -> None:
+    """A broker does not read our published end, so it may keep the refused records."""
     refused(path, device, SYNC, 1, 1)
     with broker(path, killed=killed) as theirs:
         put(theirs, 10, 11)
@@ -113,7 +110,7 @@ def test_what_a_broker_took_for_messages_stays(path: Path, device: Device, kille
         assert bodies(again) == expected
 
 
-def test_the_name_of_a_new_segment_that_is_not_flushed(path: Path, device: Device) -> None:
+def test_unflushed_name_of_a_segment_is_a_failed_flush(path: Path, device: Device) -> None:
     for number in (1, 2, 3):
         store = MessageStore.open(path)
         confirm = store.confirm_offset
@@ -127,8 +124,8 @@ def test_the_name_of_a_new_segment_that_is_not_flushed(path: Path, device: Devic
             again.put(Message("t", b"again"))
 
 
-def test_a_directory_that_cannot_be_opened_is_no_flush_that_failed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For example, the process may be out of descriptors for a moment. A later put may succeed."""
+def test_failure_to_open_a_directory_is_no_failed_flush(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process may be out of descriptors for a moment. A later put may succeed."""
     real, number, refusing = os.open, 0, -1
 
     def refuse_one(name: Path, *arguments: int) -> int:
@@ -159,11 +156,9 @@ def test_a_directory_that_cannot_be_opened_is_no_flush_that_failed(path: Path, m
     assert len(expected) == 20 + 10 * put_before
 
 
-def test_what_was_behind_the_flushed_offset_is_written_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a failed write-back the kernel marks the pages clean, so a second fsync writes nothing.
-
-    The test's device holds the bytes written since the last flush of each file, and drops them if a flush fails.
-    """
+def test_unflushed_bytes_are_written_again_after_a_failure(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a failed write-back the kernel marks the pages clean, so a second fsync writes nothing. The test's device
+    holds the bytes written since the last flush of each file, and drops them if a flush fails."""
     real_write, real_flush, broken = os.pwrite, os.fdatasync, [True]
     written: dict[int, set[int]] = {}
     on_device: dict[int, set[int]] = {}
@@ -198,9 +193,7 @@ def test_what_was_behind_the_flushed_offset_is_written_again(path: Path, monkeyp
         assert on_device[entries.stat().st_ino] >= set(range(5 * 20, 10 * 20))
 
 
-def test_the_background_goes_on_after_a_moment_without_descriptors(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_flusher_continues_after_a_lack_of_descriptors(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, flushIntervalCommitLog=1)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with MessageStore.open(tmp_path, config=config) as store:

@@ -29,12 +29,10 @@ with MessageStore.open(sys.argv[1]) as store:
 """
 
 
-def test_a_failure_elsewhere_that_is_being_handled(
+def test_failure_of_another_store_in_the_context_does_not_count(
     path: Path, device: Device, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """An error raised while handling another store's FlushFailed has it as its context. This store must not count it as
-    its own.
-    """
+    """An error raised while handling another store's FlushFailed has it as its context."""
     store, other = MessageStore.open(path), MessageStore.open(tmp_path_factory.mktemp("other"), config=CONFIG)
     put(store, 10, 11)
     other.create_topic("t", 1)
@@ -51,7 +49,7 @@ def test_a_failure_elsewhere_that_is_being_handled(
 
 
 @pytest.mark.parametrize("amid", ["a stream", "a condition"])
-def test_a_failure_elsewhere_amid_an_append(
+def test_failure_of_another_store_during_an_append(
     path: Path, device: Device, tmp_path_factory: pytest.TempPathFactory, amid: str
 ) -> None:
     """The iterator that an append reads may flush another store, on another device."""
@@ -77,11 +75,9 @@ def test_a_failure_elsewhere_amid_an_append(
         other.close()
 
 
-def test_a_flush_beside_it_does_not_hear_of_it_instead(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two threads flush one descriptor, and fsync reports a failure only to one of them.
-
-    The other thread must not count its records as flushed before the first thread has recorded the failure.
-    """
+def test_concurrent_flush_does_not_miss_a_failure(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads flush one descriptor, and fsync reports a failure to only one of them. The other thread must not
+    count its records as flushed before the first has recorded the failure."""
     if sys.platform != "linux":
         pytest.skip("names of open files are read from /proc")
     real_flush, told, has_heard, goes_on = os.fdatasync, set[int](), threading.Event(), threading.Event()
@@ -120,7 +116,7 @@ def test_a_flush_beside_it_does_not_hear_of_it_instead(path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(("stores", "archives"), [(1, False), (2, False), (1, True)])
-def test_two_flushes_by_one_descriptor(
+def test_two_flushes_of_one_descriptor(
     path: Path,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path_factory: pytest.TempPathFactory,
@@ -166,11 +162,9 @@ def test_two_flushes_by_one_descriptor(
             store.close()
 
 
-def test_what_archiving_was_told(path: Path, device: Device, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Archiving flushes through a shared descriptor, on which fsync reports a failure only once.
-
-    Both a store's appends and the flusher of a store behind a reader that archives must see that failure.
-    """
+def test_failed_flush_of_archiving_counts(path: Path, device: Device, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Archiving flushes through a shared descriptor, on which fsync reports a failure only once. A store's appends and
+    the flusher of a store behind a reader that archives must see that failure."""
     for config, read_only in ((SYNC, False), (CONFIG, True)):
         store = MessageStore.open(path, config=config)
         put(store, 10, 11)
@@ -184,7 +178,7 @@ def test_what_archiving_was_told(path: Path, device: Device, tmp_path_factory: p
             store.close()
 
 
-def test_other_processes_learn_of_it(path: Path, device: Device) -> None:
+def test_other_processes_see_a_failed_flush(path: Path, device: Device) -> None:
     arguments = [sys.executable, "-c", PUT, str(path)]
     other = subprocess.Popen(
         arguments, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

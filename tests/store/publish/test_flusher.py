@@ -36,7 +36,7 @@ def test_nothing_is_flushed_before_its_time(tmp_path: Path) -> None:
     assert flushed(tmp_path) == confirm, "closing flushes"
 
 
-def test_threads_that_append_for_the_first_time_at_once_share_one_in_the_background(tmp_path: Path) -> None:
+def test_concurrent_first_appends_share_one_flusher(tmp_path: Path) -> None:
     threads, interval = 8, sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -50,7 +50,7 @@ def test_threads_that_append_for_the_first_time_at_once_share_one_in_the_backgro
         sys.setswitchinterval(interval)
 
 
-def test_closing_while_another_thread_appends_for_the_first_time(tmp_path: Path) -> None:
+def test_close_during_the_first_append_of_another_thread(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)
     interval = sys.getswitchinterval()
@@ -68,7 +68,7 @@ def test_closing_while_another_thread_appends_for_the_first_time(tmp_path: Path)
         sys.setswitchinterval(interval)
 
 
-def test_the_background_catches_up(tmp_path: Path) -> None:
+def test_flusher_catches_up(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path, config=StoreConfig(**SMALL, flushIntervalCommitLog=1)) as store:
         store.create_topic("t", 2)
         store.put_many([Message("t", bytes(500)) for _ in range(20)])
@@ -87,7 +87,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_what_a_killed_writer_left_is_flushed_by_one_that_appends_nothing(tmp_path: Path) -> None:
+def test_idle_store_flushes_messages_of_a_killed_writer(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)
     with MessageStore.open(tmp_path, config=StoreConfig(flushIntervalCommitLog=50)) as idle:
@@ -99,10 +99,8 @@ def test_what_a_killed_writer_left_is_flushed_by_one_that_appends_nothing(tmp_pa
         assert flushed(tmp_path) == idle.confirm_offset
 
 
-def test_a_queue_that_has_a_folder_only_has_no_end(tmp_path: Path) -> None:
-    """A failed append leaves such a folder. If it were recorded as a queue with entries, the next opening would rebuild
-    all queues.
-    """
+def test_queue_folder_without_files_has_no_end(tmp_path: Path) -> None:
+    """A failed append leaves such a folder. If its end were saved, the next opening would rebuild all queues."""
     config = StoreConfig(flushIntervalCommitLog=3_600_000)
     with MessageStore.open(tmp_path, config=config) as store:
         store.create_topic("t", 2)
@@ -117,7 +115,7 @@ def test_a_queue_that_has_a_folder_only_has_no_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
-def test_another_process_messages_are_flushed_as_well(tmp_path: Path, flush: str) -> None:
+def test_messages_of_another_store_are_flushed(tmp_path: Path, flush: str) -> None:
     config = StoreConfig(**SMALL, flushIntervalCommitLog=3_600_000, flushDiskType=flush)
     with MessageStore.open(tmp_path, config=config) as one, MessageStore.open(tmp_path, config=config) as two:
         one.create_topic("t", 2)
@@ -127,7 +125,7 @@ def test_another_process_messages_are_flushed_as_well(tmp_path: Path, flush: str
         assert flushed(tmp_path) == one.confirm_offset
 
 
-def test_the_checkpoint_follows(tmp_path: Path) -> None:
+def test_checkpoint_follows_the_flush(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path, config=StoreConfig(**SMALL, flushIntervalCommitLog=3_600_000)) as store:
         store.create_topic("t", 1)
         assert read_checkpoint(tmp_path) is None
@@ -136,10 +134,8 @@ def test_the_checkpoint_follows(tmp_path: Path) -> None:
         assert read_checkpoint(tmp_path) == store.get_message("g", "t", 0, 0).messages[0].store_timestamp
 
 
-def test_another_directory_whose_device_hangs_keeps_nobody_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A flushing thread may own the lock, for example to delete a topic. Other stores must still append."""
+def test_hanging_device_does_not_block_other_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flushing thread may own the lock, for example to delete a topic."""
     real_flush, hangs, goes_on = os.fdatasync, threading.Event(), threading.Event()
 
     def flush(fd: int) -> None:

@@ -72,7 +72,7 @@ def at_once(log: Log, root: Path) -> list[Future[list[Where]]]:
     return begun
 
 
-def test_who_waits_is_taken_along(log: Log, tmp_path: Path) -> None:
+def test_waiting_appends_are_appended_together(log: Log, tmp_path: Path) -> None:
     outcomes = at_once(log, tmp_path)
     (turn,) = log.turns
     assert sorted(turn) == [*range(THREADS)]
@@ -80,13 +80,13 @@ def test_who_waits_is_taken_along(log: Log, tmp_path: Path) -> None:
     assert not log.group_commit._waiting
 
 
-def test_an_error_is_told_to_all_it_happens_to(log: Log, tmp_path: Path) -> None:
+def test_error_is_raised_in_all_affected_threads(log: Log, tmp_path: Path) -> None:
     log.fail = lambda numbers: FULL
     assert {type(outcome.exception()) for outcome in at_once(log, tmp_path)} == {StoreFull}
     assert not log.group_commit._waiting
 
 
-def test_an_error_that_passes_is_told_to_one(log: Log, tmp_path: Path) -> None:
+def test_transient_error_is_raised_in_one_thread(log: Log, tmp_path: Path) -> None:
     failures = [FULL]
     log.fail = lambda numbers: failures.pop() if failures else None
     outcomes = at_once(log, tmp_path)
@@ -95,7 +95,7 @@ def test_an_error_that_passes_is_told_to_one(log: Log, tmp_path: Path) -> None:
     assert sorted(number for turn in log.turns for number in turn) == [n for n in range(THREADS) if n not in failed]
 
 
-def test_who_has_the_turn_and_finds_something_else_busy_is_told_at_once(log: Log) -> None:
+def test_busy_resource_fails_the_append_at_once(log: Log) -> None:
     failures = [StoreBusy("no turn among groups")]
     log.fail = lambda numbers: failures.pop() if failures else None
     with pytest.raises(StoreBusy, match="among groups"):
@@ -103,7 +103,7 @@ def test_who_has_the_turn_and_finds_something_else_busy_is_told_at_once(log: Log
     assert log.turns == []
 
 
-def test_who_is_refused_is_told_alone(log: Log, tmp_path: Path) -> None:
+def test_refused_append_fails_alone(log: Log, tmp_path: Path) -> None:
     refusal = MessageRefused(PutStatus.MESSAGE_ILLEGAL, "too large for the log")
     log.fail = lambda numbers: refusal if 3 in numbers else None
     outcomes = at_once(log, tmp_path)
@@ -111,7 +111,7 @@ def test_who_is_refused_is_told_alone(log: Log, tmp_path: Path) -> None:
     assert sorted(number for turn in log.turns for number in turn) == [n for n in range(THREADS) if n != 3]
 
 
-def test_who_waited_in_vain_is_not_appended_later(tmp_path: Path) -> None:
+def test_append_that_timed_out_is_not_appended_later(tmp_path: Path) -> None:
     log, other = Log(tmp_path, timeout=0.05), StoreLock(tmp_path)
     with (
         other.held(),
@@ -124,8 +124,8 @@ def test_who_waited_in_vain_is_not_appended_later(tmp_path: Path) -> None:
     other.close()
 
 
-def test_thread_hears_how_the_turn_that_took_it_along_ended(tmp_path: Path) -> None:
-    """Holds even if the turn exceeds the thread's own timeout, or the store is closed during the turn."""
+def test_thread_gets_the_result_of_the_turn_that_appended_it(tmp_path: Path) -> None:
+    """Even if the turn exceeds the thread's own timeout, or the store is closed during the turn."""
     log, is_at_work, go_on = Log(tmp_path, timeout=0.05), threading.Event(), threading.Event()
 
     def slow(numbers: list[int]) -> None:
@@ -146,7 +146,7 @@ def test_thread_hears_how_the_turn_that_took_it_along_ended(tmp_path: Path) -> N
     assert [sorted(turn) for turn in log.turns] == [[0, 1]]
 
 
-def test_reentrant_append_is_appended_by_no_one(log: Log) -> None:
+def test_reentrant_append_is_never_appended(log: Log) -> None:
     def put_again(numbers: list[int]) -> None:
         with pytest.raises(StoreLocked, match="MessageStore is not re-entrant"):
             log.group_commit.append(records(2))
@@ -158,7 +158,7 @@ def test_reentrant_append_is_appended_by_no_one(log: Log) -> None:
 
 
 @pytest.mark.parametrize("mode", ["ASYNC_FLUSH", "SYNC_FLUSH"])
-def test_threads_that_put(tmp_path: Path, mode: str) -> None:
+def test_many_threads_put(tmp_path: Path, mode: str) -> None:
     config = StoreConfig(flushDiskType=mode, mappedFileSizeCommitLog=16 << 10)
 
     def put(store: MessageStore, thread: int) -> None:
@@ -193,7 +193,7 @@ class InterruptedOnce(Unflushed):
         super().note(begin, end, ranges)
 
 
-def test_who_is_interrupted_tells_the_others_what_is_published(tmp_path: Path) -> None:
+def test_interrupted_thread_gives_the_others_their_results(tmp_path: Path) -> None:
     """Otherwise the other threads would append their messages twice."""
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)

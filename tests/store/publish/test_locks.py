@@ -46,7 +46,7 @@ def broker_starts(path: Path) -> bool:
     return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
 
 
-def test_a_directory_that_a_broker_holds(broker: Path) -> None:
+def test_directory_locked_by_a_broker_is_refused(broker: Path) -> None:
     before = sorted(broker.iterdir())
     message = rf"{broker}: locked by a running RocketMQ broker .* stop the broker, or open the .* read_only=True"
     with pytest.raises(StoreLocked, match=message):
@@ -55,7 +55,7 @@ def test_a_directory_that_a_broker_holds(broker: Path) -> None:
     MessageStore.open(broker, read_only=True).close()
 
 
-def test_offsets_are_a_brokers_own_while_it_runs(broker: Path) -> None:
+def test_offsets_cannot_be_committed_beside_a_broker(broker: Path) -> None:
     (broker / "consumequeue/t/0").mkdir(parents=True)
     with (
         MessageStore.open(broker, read_only=True) as reader,
@@ -65,7 +65,7 @@ def test_offsets_are_a_brokers_own_while_it_runs(broker: Path) -> None:
     assert not (broker / "config/consumerOffset.json").exists()
 
 
-def test_what_a_broker_that_comes_meanwhile_may_write_over_is_not_done(tmp_path: Path) -> None:
+def test_change_is_refused_if_a_broker_starts_meanwhile(tmp_path: Path) -> None:
     MessageStore.open(tmp_path).close()
     turn, command = among_groups(tmp_path, 5.0), [sys.executable, "-c", BROKER, str(tmp_path / "lock")]
     turn.__enter__()
@@ -77,13 +77,13 @@ def test_what_a_broker_that_comes_meanwhile_may_write_over_is_not_done(tmp_path:
         starting.communicate(b"")
 
 
-def test_a_broker_is_kept_out(tmp_path: Path) -> None:
+def test_broker_cannot_lock_an_open_store(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path), MessageStore.open(tmp_path):
         assert not broker_starts(tmp_path)
     assert broker_starts(tmp_path)
 
 
-def test_the_lock_survives_another_descriptor_of_the_file(tmp_path: Path) -> None:
+def test_lock_survives_another_descriptor_of_the_file(tmp_path: Path) -> None:
     """Classic record locks vanish when any descriptor of the file is closed in the process."""
     if not hasattr(fcntl, "F_OFD_SETLK"):
         pytest.skip("no open-file-description locks here")
@@ -96,7 +96,7 @@ def test_the_lock_survives_another_descriptor_of_the_file(tmp_path: Path) -> Non
     lock.close()
 
 
-def test_where_there_are_classic_locks_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_classic_locks_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks, "_HAS_OFD", False)
     lock = StoreLock(tmp_path)
     with lock.held():
@@ -108,7 +108,7 @@ def test_where_there_are_classic_locks_only(tmp_path: Path, monkeypatch: pytest.
     assert broker_starts(tmp_path)
 
 
-def test_a_broker_is_seen_with_classic_locks(broker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broker_is_detected_with_classic_locks(broker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks, "_HAS_OFD", False)
     lock = StoreLock(broker)
     with pytest.raises(StoreLocked, match="locked by a running RocketMQ broker"), lock.held():
@@ -116,7 +116,7 @@ def test_a_broker_is_seen_with_classic_locks(broker: Path, monkeypatch: pytest.M
     lock.close()
 
 
-def test_elsewhere_nobody_is_told_that_a_lock_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_systems_never_report_a_free_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The layout of struct flock differs there, so the reply would be misread."""
     lock = StoreLock(tmp_path)
     monkeypatch.setattr(locks, "_IS_LINUX", False)
@@ -128,7 +128,7 @@ def test_elsewhere_nobody_is_told_that_a_lock_is_free(tmp_path: Path, monkeypatc
     lock.close()
 
 
-def test_the_file_says_what_a_brokers_says(tmp_path: Path) -> None:
+def test_lock_file_has_a_brokers_content(tmp_path: Path) -> None:
     StoreLock(tmp_path).close()
     assert (tmp_path / "lock").read_bytes() == b"lock"
     (tmp_path / "lock").write_bytes(b"anything else")
@@ -136,7 +136,7 @@ def test_the_file_says_what_a_brokers_says(tmp_path: Path) -> None:
     assert (tmp_path / "lock").read_bytes() == b"anything else"
 
 
-def test_timeout_of_held(tmp_path: Path) -> None:
+def test_held_times_out(tmp_path: Path) -> None:
     lock, other = StoreLock(tmp_path), StoreLock(tmp_path)
     busy = pytest.raises(StoreBusy, match=r"no turn to write within 0 s .* held by this process")
     with lock.held(), busy, other.held(timeout=0):
@@ -199,8 +199,8 @@ for lock in (one, other, one):
 """
 
 
-def test_a_process_without_standard_input(tmp_path: Path) -> None:
-    """Without standard input, the first opened file has descriptor 0, which must not count as none."""
+def test_process_without_standard_input(tmp_path: Path) -> None:
+    """The first opened file has descriptor 0, which must not count as none."""
     subprocess.run([sys.executable, "-c", WITHOUT_INPUT, str(tmp_path)], check=True)
 
 
@@ -221,8 +221,8 @@ def at_each_instruction(look: Callable[[], object], work: Callable[[], object]) 
         sys.settrace(None)
 
 
-def test_whoever_has_the_turn_after_one_that_left_is_the_last(tmp_path: Path) -> None:
-    """The leaver stops being a writer before it releases the turn, so the next lock sees that it is the last."""
+def test_owner_of_the_lock_after_a_leaver_is_last(tmp_path: Path) -> None:
+    """The leaver stops being a writer before it releases the lock."""
     leaving, other = StoreLock(tmp_path), StoreLock(tmp_path)
     for lock in (leaving, other):
         with lock.held():
@@ -245,14 +245,14 @@ def test_whoever_has_the_turn_after_one_that_left_is_the_last(tmp_path: Path) ->
     other.close()
 
 
-def test_a_writer_that_comes_or_goes_is_not_taken_for_a_broker(tmp_path: Path) -> None:
+def test_joining_or_leaving_writer_is_not_mistaken_for_a_broker(tmp_path: Path) -> None:
     lock, group = StoreLock(tmp_path), StoreLock(tmp_path, byte=2)
     at_each_instruction(group.refuse_broker, lambda: (lock.join(), lock.is_last()))
     lock.close()
     group.close()
 
 
-def test_first_and_last(tmp_path: Path) -> None:
+def test_first_and_last_writer_are_detected(tmp_path: Path) -> None:
     first, second = StoreLock(tmp_path), StoreLock(tmp_path)
     assert first.join()
     assert not second.join()
@@ -265,7 +265,7 @@ def test_first_and_last(tmp_path: Path) -> None:
     third.close()
 
 
-def test_one_at_a_time_between_descriptors_and_threads(tmp_path: Path) -> None:
+def test_lock_excludes_descriptors_and_threads(tmp_path: Path) -> None:
     locks = [StoreLock(tmp_path), StoreLock(tmp_path)]
     inside: list[int] = []
     overlaps: list[int] = []
@@ -300,7 +300,7 @@ for _ in range(150):
 """
 
 
-def test_opening_and_closing_at_the_same_time(tmp_path: Path) -> None:
+def test_concurrent_opens_and_closes(tmp_path: Path) -> None:
     processes = [
         subprocess.Popen([sys.executable, "-c", OPENER, str(tmp_path)], stderr=subprocess.PIPE) for _ in range(3)
     ]
@@ -309,7 +309,7 @@ def test_opening_and_closing_at_the_same_time(tmp_path: Path) -> None:
     assert not (tmp_path / "abort").exists()
 
 
-def test_what_interrupts_a_verb_cannot_call_another(tmp_path: Path) -> None:
+def test_reentrant_call_is_refused(tmp_path: Path) -> None:
     lock = StoreLock(tmp_path)
     with pytest.raises(StoreLocked, match="MessageStore is not re-entrant"), lock.held(), lock.held():
         pass
@@ -364,7 +364,9 @@ def stranger(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[M
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_the_holder_is_named(stranger: tuple[MessageStore, subprocess.Popen[bytes]], stopped: bool) -> None:
+def test_error_names_the_owner_of_the_lock(
+    stranger: tuple[MessageStore, subprocess.Popen[bytes]], stopped: bool
+) -> None:
     store, process = stranger
     if stopped:
         process.send_signal(signal.SIGSTOP)
@@ -382,13 +384,13 @@ def test_the_holder_is_named(stranger: tuple[MessageStore, subprocess.Popen[byte
     assert store.put(Message("t", b"x")).queue_offset == 0
 
 
-def test_opening_waits_no_longer(stranger: tuple[MessageStore, subprocess.Popen[bytes]]) -> None:
+def test_opening_times_out(stranger: tuple[MessageStore, subprocess.Popen[bytes]]) -> None:
     store, process = stranger
     with pytest.raises(StoreBusy, match=rf"held by process {process.pid} "):
         MessageStore.open(store.path, config=HURRIED)
 
 
-def test_a_thread_that_holds_it(tmp_path: Path) -> None:
+def test_error_names_a_thread_that_owns_the_lock(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path, config=HURRIED) as store, MessageStore.open(tmp_path, config=HURRIED) as other:
         store.create_topic("t", 1)
         inside, leave = threading.Event(), threading.Event()
@@ -408,7 +410,7 @@ def test_a_thread_that_holds_it(tmp_path: Path) -> None:
         assert [it.put(Message("t", b"x")).queue_offset for it in (store, other)] == [0, 1]
 
 
-def test_a_lock_of_another_byte_or_file_is_none(tmp_path: Path) -> None:
+def test_locks_of_other_bytes_and_files_do_not_count(tmp_path: Path) -> None:
     for name in ("lock", "other"):
         (tmp_path / name).write_bytes(b"lock")
     with (tmp_path / "lock").open("r+b") as lock, (tmp_path / "other").open("r+b") as other:

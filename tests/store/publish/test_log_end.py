@@ -60,7 +60,7 @@ def put(store: MessageStore, what: str, count: int) -> None:
 @pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.parametrize("dead", [False, True])
-def test_open_reader_is_told_of_a_new_owner(path: Path, dead: bool, killed: bool) -> None:
+def test_open_reader_raises_for_a_new_owner(path: Path, dead: bool, killed: bool) -> None:
     for number in range(2):
         with MessageStore.open(path, read_only=True) as early:
             Follower(early).until(bodies(early))
@@ -96,7 +96,7 @@ def must_be_told(reader: MessageStore) -> None:
 
 
 @pytest.mark.usefixtures("soon")
-def test_reader_of_an_empty_directory_takes_the_first_owner(tmp_path: Path) -> None:
+def test_reader_of_an_empty_directory_accepts_the_first_owner(tmp_path: Path) -> None:
     path = tmp_path / "mq"
     (path / COMMIT_LOG_DIR).mkdir(parents=True)
     with MessageStore.open(path, read_only=True) as reader, MessageStore.open(path, config=SMALL) as ours:
@@ -106,7 +106,7 @@ def test_reader_of_an_empty_directory_takes_the_first_owner(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("soon")
-def test_reader_goes_on_when_a_writer_recovers_after_a_machine_crash(path: Path) -> None:
+def test_reader_continues_after_a_recovery(path: Path) -> None:
     with closing(PublishedEnd(path, writable=True)) as published:
         published._file._fields["boot_id"][...] = b"another"
         published._file._fields["flushed_offset"][...] = checked(0)
@@ -122,7 +122,7 @@ def test_reader_goes_on_when_a_writer_recovers_after_a_machine_crash(path: Path)
             assert not watch.polls
 
 
-def test_a_broker_still_below_the_end_that_a_dead_writer_announced(path: Path) -> None:
+def test_broker_below_the_end_announced_by_a_dead_writer(path: Path) -> None:
     die(path)
     with broker(path) as theirs:
         put(theirs, "theirs", 1)
@@ -145,7 +145,7 @@ def test_broker_that_keeps_a_dead_append_is_a_new_owner(path: Path) -> None:
         assert bodies(reader) == kept
 
 
-def test_a_dead_writer_alone_is_no_broker(path: Path) -> None:
+def test_dead_writer_is_not_mistaken_for_a_broker(path: Path) -> None:
     with MessageStore.open(path, read_only=True) as reader:
         published = bodies(reader)
     die(path)
@@ -155,7 +155,7 @@ def test_a_dead_writer_alone_is_no_broker(path: Path) -> None:
 
 
 @pytest.mark.usefixtures("soon")
-def test_a_segment_that_brokers_make_ahead_delete_and_make_anew(path: Path) -> None:
+def test_preallocated_segment_of_a_broker_is_replaced(path: Path) -> None:
     with broker(path) as theirs:
         put(theirs, "theirs", 1)
         reader = MessageStore.open(path, read_only=True)
@@ -175,7 +175,7 @@ def test_a_segment_that_brokers_make_ahead_delete_and_make_anew(path: Path) -> N
 @pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("how", ["missing", "emptied", "zeroed"])
 @pytest.mark.parametrize("machine_died", [False, True])
-def test_nobody_appends_behind_a_segment_that_is_gone(path: Path, how: str, machine_died: bool) -> None:
+def test_no_append_follows_a_lost_segment(path: Path, how: str, machine_died: bool) -> None:
     with MessageStore.open(path) as store:
         put(store, "more", 2 * SIZE // 100)
         last = path / COMMIT_LOG_DIR / segment_name(store.confirm_offset // SIZE * SIZE)
@@ -201,9 +201,7 @@ def test_nobody_appends_behind_a_segment_that_is_gone(path: Path, how: str, mach
 
 @pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.parametrize("with_ends", [False, True])
-def test_an_older_watermark_where_the_log_is_damaged_cuts_nothing_without_a_word(
-    path: Path, killed: bool, with_ends: bool
-) -> None:
+def test_older_watermark_of_a_damaged_log_cuts_nothing_silently(path: Path, killed: bool, with_ends: bool) -> None:
     files = [PUBLISHED_END_FILE, QUEUE_ENDS_FILE][: 1 + with_ends]
     older = {name: (path / name).read_bytes() for name in files}
     with MessageStore.open(path) as store:
@@ -227,7 +225,7 @@ def test_an_older_watermark_where_the_log_is_damaged_cuts_nothing_without_a_word
 
 @pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("how", ["deleted", "deleted and rebuilt", "older"])
-def test_reader_is_told_of_another_watermark(path: Path, how: str) -> None:
+def test_reader_raises_for_another_watermark(path: Path, how: str) -> None:
     watermark = path / PUBLISHED_END_FILE
     older = watermark.read_bytes()
     with MessageStore.open(path) as ours:
@@ -244,7 +242,7 @@ def test_reader_is_told_of_another_watermark(path: Path, how: str) -> None:
 
 
 @pytest.mark.usefixtures("soon")
-def test_a_watch_polls_while_a_broker_is_there(path: Path) -> None:
+def test_watch_polls_beside_a_broker(path: Path) -> None:
     with MessageStore.open(path, read_only=True) as reader, reader.watch() as watch:
         assert not watch.polls
     with broker(path) as theirs:
@@ -258,11 +256,8 @@ def test_a_watch_polls_while_a_broker_is_there(path: Path) -> None:
                 watch.wait(PATIENCE)
 
 
-# --- our appends during a reader's look ---------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("always")
-def test_writers_that_append_and_die_are_no_broker(tmp_path: Path) -> None:
+def test_dying_writers_are_not_mistaken_for_a_broker(tmp_path: Path) -> None:
     path = tmp_path / "mq"
     (tmp_path / "mq.acks").mkdir()
     with MessageStore.open(path, config=SMALL) as store:
@@ -299,7 +294,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
 
 
 @pytest.mark.usefixtures("always")
-def test_appends_during_a_look_prove_nothing(path: Path, steps: Steps) -> None:
+def test_appends_during_a_check_are_no_new_owner(path: Path, steps: Steps) -> None:
     with MessageStore.open(path) as ours:
         end = LogEnd(path, CommitLog(path, SIZE, writable=False))
 
@@ -316,7 +311,7 @@ def test_appends_during_a_look_prove_nothing(path: Path, steps: Steps) -> None:
 
 
 @pytest.mark.usefixtures("always")
-def test_an_append_that_fails_and_is_undone_during_a_look_proves_nothing(
+def test_undone_append_during_a_check_is_no_new_owner(
     path: Path, steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both appends are in the same millisecond, so their times do not differ."""
@@ -355,8 +350,7 @@ def fill_the_device_after_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "pwrite", pwrite_once)
 
 
-def test_a_reader_takes_a_writers_word_at_once(path: Path, steps: Steps) -> None:
-    """A reader that just saw a publication does not walk the log."""
+def test_reader_trusts_a_publication_without_a_walk(path: Path, steps: Steps) -> None:
     with MessageStore.open(path) as ours, MessageStore.open(path, read_only=True) as reader:
         steps.append(lambda log, begin: pytest.fail("walked"))
         for _ in range(100):
@@ -367,7 +361,7 @@ def test_a_reader_takes_a_writers_word_at_once(path: Path, steps: Steps) -> None
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs the kernel's count of bytes read")
 @pytest.mark.usefixtures("always")
-def test_a_look_at_a_running_broker_reads_no_more_than_a_little(tmp_path: Path) -> None:
+def test_check_of_a_running_broker_reads_little(tmp_path: Path) -> None:
     def bytes_read() -> int:
         counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
         return int(counts["rchar"])

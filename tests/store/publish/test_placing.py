@@ -1,5 +1,3 @@
-"""Placing a few records and many records gives the same bytes, keys and results."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -55,7 +53,7 @@ def outcome(place: Callable[..., Any], records: Any, begin: int, segment: int) -
         with_crc=st.booleans(),
     ),
 )
-def test_a_few_are_placed_as_many_are(rows: list[Message], begin: int, segment: int, encoding: Encoding) -> None:
+def test_few_records_are_placed_like_many(rows: list[Message], begin: int, segment: int, encoding: Encoding) -> None:
     def records() -> list[EncodedRecord]:
         made = encode_messages(rows, [row.queue_id or 0 for row in rows], encoding, 5)
         set_field(made, "reconsume_times", 3)
@@ -70,7 +68,7 @@ def test_a_few_are_placed_as_many_are(rows: list[Message], begin: int, segment: 
         assert AppendResult.of(few[-1]).each() == few[-1]
 
 
-def test_fields_are_set_in_columns_too() -> None:
+def test_fields_are_set_in_columns() -> None:
     encoding = Encoding(HOST, 1 << 20)
     rows = [Message("t", b"a"), Message("t", b"bc")]
     few = encode_messages(rows, [0, 1], encoding, 5)

@@ -17,14 +17,14 @@ def published(tmp_path: Path) -> PublishedEnd:
     return PublishedEnd(tmp_path, writable=True)
 
 
-def test_a_new_one_is_clean(published: PublishedEnd) -> None:
+def test_new_file_is_clean(published: PublishedEnd) -> None:
     assert published.confirm_offset == published.announced_end == published.flushed_offset == 100
     assert published.store_timestamp == 7
     assert published.same_boot
     assert published.path.stat().st_size == PUBLISHED_END_FILE_BYTES
 
 
-def test_an_append_seen_by_another_reader(published: PublishedEnd) -> None:
+def test_append_is_seen_by_a_reader(published: PublishedEnd) -> None:
     reader = PublishedEnd(published.path.parent, writable=False)
     published.announce(150, 9)
     assert (reader.confirm_offset, reader.announced_end, reader.store_timestamp) == (100, 150, 9)
@@ -36,31 +36,31 @@ def test_an_append_seen_by_another_reader(published: PublishedEnd) -> None:
     published.flush()
 
 
-def test_one_without_messages_has_no_time(tmp_path: Path) -> None:
+def test_empty_log_has_no_time(tmp_path: Path) -> None:
     PublishedEnd.create(tmp_path, 0)
     assert PublishedEnd(tmp_path, writable=False).numbers == (0, 0, 0)
 
 
-def test_made_anew_it_is_the_file_that_readers_have_mapped(published: PublishedEnd) -> None:
+def test_recreated_file_is_the_one_that_readers_mapped(published: PublishedEnd) -> None:
     PublishedEnd.create(published.path.parent, 300)
     assert not published.is_replaced
     assert published.confirm_offset == published.flushed_offset == 300
 
 
-def test_a_file_that_was_deleted_is_replaced(published: PublishedEnd) -> None:
+def test_deleted_file_counts_as_replaced(published: PublishedEnd) -> None:
     published.path.unlink()
     assert published.is_replaced
     PublishedEnd.create(published.path.parent, 100)
     assert published.is_replaced
 
 
-def test_a_closed_one_writes_into_no_other_file(published: PublishedEnd) -> None:
+def test_closed_object_does_not_write(published: PublishedEnd) -> None:
     published.close()
     with pytest.raises(StoreClosed):
         published.publish(150)
 
 
-def test_another_boot(published: PublishedEnd) -> None:
+def test_another_boot_is_detected(published: PublishedEnd) -> None:
     if not current_boot_id():
         pytest.skip("this system has no boot id")
     fields = np.frombuffer(bytearray(published.path.read_bytes()), PUBLISHED_END, 1)
@@ -72,7 +72,7 @@ def test_another_boot(published: PublishedEnd) -> None:
 
 @pytest.mark.parametrize("size", [0, PUBLISHED_END.itemsize, PUBLISHED_END_FILE_BYTES + 1])
 @pytest.mark.parametrize("read_only", [False, True])
-def test_a_wrong_size(tmp_path: Path, size: int, read_only: bool) -> None:
+def test_wrong_size_is_an_error(tmp_path: Path, size: int, read_only: bool) -> None:
     MessageStore.open(tmp_path).close()
     os.truncate(tmp_path / "watermark", size)
     with pytest.raises(CorruptStore, match=rf"watermark: {size} bytes, expected 4096; delete the file and open"):
@@ -80,7 +80,7 @@ def test_a_wrong_size(tmp_path: Path, size: int, read_only: bool) -> None:
 
 
 @pytest.mark.parametrize("writable", [False, True])
-def test_a_pipe_in_its_place_is_not_waited_for(tmp_path: Path, writable: bool) -> None:
+def test_pipe_in_its_place_is_an_error(tmp_path: Path, writable: bool) -> None:
     os.mkfifo(tmp_path / "watermark")
     with pytest.raises(CorruptStore, match="watermark: 0 bytes, expected 4096"):
         PublishedEnd(tmp_path, writable=writable)
@@ -88,7 +88,7 @@ def test_a_pipe_in_its_place_is_not_waited_for(tmp_path: Path, writable: bool) -
 
 @pytest.mark.parametrize(("field", "value"), [("magic", b"NOTOURS!"), ("version", (1).to_bytes(8, "big"))])
 @pytest.mark.parametrize("read_only", [False, True])
-def test_a_wrong_magic_or_version(tmp_path: Path, field: str, value: bytes, read_only: bool) -> None:
+def test_wrong_magic_or_version_is_an_error(tmp_path: Path, field: str, value: bytes, read_only: bool) -> None:
     MessageStore.open(tmp_path).close()
     with (tmp_path / "watermark").open("r+b") as file:
         file.seek(field_offset(PUBLISHED_END, field))
@@ -98,7 +98,7 @@ def test_a_wrong_magic_or_version(tmp_path: Path, field: str, value: bytes, read
 
 
 @pytest.mark.parametrize("field", ["flushed_offset", "store_timestamp", "announced_end", "confirm_offset"])
-def test_every_flipped_bit_of_a_number_is_noticed(published: PublishedEnd, field: str) -> None:
+def test_flipped_bit_of_a_number_is_detected(published: PublishedEnd, field: str) -> None:
     start = field_offset(PUBLISHED_END, field)
     right = published.path.read_bytes()[start : start + 8]
     for bit in range(64):
@@ -110,7 +110,7 @@ def test_every_flipped_bit_of_a_number_is_noticed(published: PublishedEnd, field
             getattr(published, field)
 
 
-def test_a_flipped_bit_costs_no_message(tmp_path: Path) -> None:
+def test_flipped_bit_loses_no_message(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)
         store.put_many([Message("t", b"x")] * 10)
@@ -125,6 +125,6 @@ def test_a_flipped_bit_costs_no_message(tmp_path: Path) -> None:
         assert store.offsets("t", 0) == (0, 10)
 
 
-def test_none(tmp_path: Path) -> None:
+def test_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         PublishedEnd(tmp_path, writable=False)

@@ -34,10 +34,9 @@ def test_tables_fill_queues_as_evenly_as_single_messages(queues: int, tables: li
             assert lengths == [len(range(queue, total, queues)) for queue in range(queues)]
 
 
-def test_rows_of_a_queue_lie_side_by_side(tmp_path: Path) -> None:
+def test_rows_of_a_queue_are_adjacent(tmp_path: Path) -> None:
     """A long table fills each queue by whole turns. The remaining rows, like a short table, alternate between the
-    queues.
-    """
+    queues."""
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 2)
         placed = store.append_table("t", table(2 * ROWS_A_TURN + 3)).queue_ids
@@ -46,7 +45,7 @@ def test_rows_of_a_queue_lie_side_by_side(tmp_path: Path) -> None:
         assert store.append_table("t", table(3)).queue_ids.tolist() == [0, 1, 0]
 
 
-def test_turns_leave_sharded_rows_where_they_belong(tmp_path: Path) -> None:
+def test_sharded_rows_stay_in_their_queue(tmp_path: Path) -> None:
     keys = ["a", None, "b", ""] * ROWS_A_TURN
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 4)
@@ -58,7 +57,7 @@ def test_turns_leave_sharded_rows_where_they_belong(tmp_path: Path) -> None:
     assert set(others) == {0, 1, 2, 3}
 
 
-def test_rows_with_and_without_a_queue_in_one_table(tmp_path: Path) -> None:
+def test_table_may_mix_rows_with_and_without_a_queue(tmp_path: Path) -> None:
     columns = {
         "queueId": pa.array([3, None, None, 0, None], pa.int16()),
         "shardingKey": pa.array(["a", "a", None, None, "a"]),
@@ -73,7 +72,7 @@ def test_rows_with_and_without_a_queue_in_one_table(tmp_path: Path) -> None:
     assert 0 <= placed[2] < 4
 
 
-def test_a_generator_of_messages(tmp_path: Path) -> None:
+def test_generator_of_messages_is_accepted(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)
         results = store.put_many(Message("t", f"{n}") for n in range(3))
@@ -93,7 +92,7 @@ def test_a_generator_of_messages(tmp_path: Path) -> None:
         ([Message(["t"], b"")], r"topic=\['t'\]: must be a text"),  # type: ignore[arg-type]
     ],
 )
-def test_what_is_no_message(tmp_path: Path, messages: Any, message: str) -> None:
+def test_wrong_messages_are_refused(tmp_path: Path, messages: Any, message: str) -> None:
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)
         with pytest.raises(MessageRefused, match=message):
@@ -102,7 +101,7 @@ def test_what_is_no_message(tmp_path: Path, messages: Any, message: str) -> None
 
 
 @pytest.mark.parametrize("queue_id", [np.int64(1), np.uint8(1)])
-def test_integers_of_numpy(tmp_path: Path, queue_id: Any) -> None:
+def test_numpy_integers_are_accepted(tmp_path: Path, queue_id: Any) -> None:
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 2)
         assert store.put(Message("t", b"", queue_id=queue_id, flag=queue_id)).queue_id == 1

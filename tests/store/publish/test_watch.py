@@ -27,7 +27,7 @@ def published(tmp_path: Path) -> PublishedEnd:
     return PublishedEnd(tmp_path, writable=True)
 
 
-def test_wakes_at_a_publication(published: PublishedEnd) -> None:
+def test_watch_wakes_at_a_publication(published: PublishedEnd) -> None:
     with Watch() as watch:
         watch.add(published)
         publisher = threading.Timer(0.05, published.publish, [200])
@@ -49,7 +49,7 @@ for line in sys.stdin:
 """
 
 
-def test_wakes_at_another_process(published: PublishedEnd) -> None:
+def test_watch_wakes_at_another_process(published: PublishedEnd) -> None:
     root = published.path.parent
     process = subprocess.Popen([sys.executable, "-c", PUBLISHER, str(root)], stdin=subprocess.PIPE, text=True)
     assert process.stdin is not None
@@ -63,7 +63,7 @@ def test_wakes_at_another_process(published: PublishedEnd) -> None:
     assert process.wait() == 0
 
 
-def test_ends_in_time(published: PublishedEnd) -> None:
+def test_wait_ends_at_its_timeout(published: PublishedEnd) -> None:
     with Watch() as watch:
         watch.add(published)
         watch.wait(0)
@@ -75,7 +75,7 @@ def inotify_instances() -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts inotify instances")
-def test_watches_are_used_again_and_all_closed(published: PublishedEnd) -> None:
+def test_watches_are_reused_and_all_closed(published: PublishedEnd) -> None:
     gc.collect()  # close the watches of other tests
     before = inotify_instances()
     watches = Watches(published)
@@ -91,8 +91,8 @@ def test_watches_are_used_again_and_all_closed(published: PublishedEnd) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="inotify")
-def test_a_user_who_may_watch_no_more_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """inotify reports its limit as ENOSPC. The disk is not full, so the store falls back to polling."""
+def test_lack_of_inotify_watches_falls_back_to_polling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """inotify reports its limit as ENOSPC, although the disk is not full."""
 
     def refuse(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
