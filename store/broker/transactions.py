@@ -78,8 +78,8 @@ class Outcome(Enum):
 
 
 class Transactions:
-    """The transactions of one producer group in a store that is open for writing. Thread-safe, also between
-    processes.
+    """The transactions of one producer group in a store that is open for writing. Thread-safe; other processes may have
+    one, too.
     """
 
     def __init__(self, store: MessageStore, group: str) -> None:

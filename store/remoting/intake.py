@@ -24,7 +24,7 @@ _logger = logging.getLogger("store.remoting")
 class ServerLimits:
     """What a server accepts from its clients.
 
-    connections: at most half of the process's file descriptors, because the store needs the rest. Beyond it, a
+    connections: also limited to half of the process's file descriptors, because the store needs the rest. Beyond it, a
     connection of the address with most connections is closed.
     requests, body_bytes: unanswered, of one connection. Beyond it, the connection is not read.
     memory_bytes: of all connections. Half is for unanswered requests, except held pulls; beyond it, no connection is
