@@ -40,7 +40,7 @@ FORMS = "earliest, latest, an offset (17), an age (10m, 2h, 3d) or a time (2013-
 
 @dataclass(frozen=True)
 class PointInTime:
-    """The first message stored at or after a time. milliseconds: since 1970."""
+    """milliseconds: since 1970."""
 
     milliseconds: int
 
@@ -64,7 +64,7 @@ def place_of(text: str) -> Place:
 
 
 def seconds_of(text: str) -> float:
-    """Parse an age, such as 10m. Raises `InvalidArgument`."""
+    """Raises `InvalidArgument`."""
     found = _AGE.fullmatch(text)
     if found is None:
         raise InvalidArgument(f"{text!r} is no age: give 90s, 10m, 2h or 3d")
@@ -97,9 +97,9 @@ def bounds_of(log: Log, topic: str, queue: int | None = None) -> dict[Queue, Bou
 
 
 def offsets_at(log: Log, bounds: Mapping[Queue, Bounds], place: Place) -> Positions:
-    """Return the offset of a place in each queue. bounds: from `bounds_of`.
+    """Return the offset of a place in each queue of `bounds`. Raises `UnknownQueue`.
 
-    A place that is an offset applies to all queues. Raises `UnknownQueue` for a queue that was deleted concurrently.
+    A place that is an offset applies to all queues.
     """
     if isinstance(place, int):
         return dict.fromkeys(bounds, place)
@@ -128,14 +128,13 @@ _BY_LOG = itemgetter("physicalOffset")
 
 
 def rows_of(columns: tuple[str, ...], message_filter: MessageFilter, unreadable: Unreadable = "error") -> ReadSpec:
-    """Return a spec for rows of these columns and the columns that order them."""
     return ReadSpec(tuple(dict.fromkeys((*columns, *_ORDER))), message_filter, unreadable=unreadable)
 
 
 def between(log: Log, begin: Positions, end: Positions, spec: ReadSpec) -> Iterator[Row]:
     """Return the messages [begin, end) of each queue in `end`, in log order or by store time. spec: from `rows_of`.
 
-    Raises `OffsetLost`, or `OffsetNotYet` for a begin after the end.
+    Raises `OffsetLost`, `OffsetNotYet`.
     """
     return heapq.merge(
         *(_rows(log, QueueRange(each, begin[each], stop), spec) for each, stop in end.items()), key=_order(log)
@@ -162,10 +161,9 @@ def follow(
 ) -> Iterator[Iterator[Row]]:
     """Yield rounds of messages: first those from `begin` on, then one round for each arrival. Never ends.
 
-    last: fingerprints of the messages before `begin`. queue: None follows all queues. A queue that is added or
-    recreated later is read from its first message. A queue continues at its offset after its broker was missing.
-    Exhaust each round before the next; it may be empty. Raises `UnknownTopic`, `UnknownQueue`, `OffsetLost`,
-    `OffsetNotYet`.
+    last: fingerprints of the messages before `begin`. A queue that is added or recreated later is read from its first
+    message. After its broker was missing, a queue continues at its offset. Exhaust each round before the next. Raises
+    `UnknownTopic`, `UnknownQueue`, `OffsetLost`, `OffsetNotYet`.
     """
     while True:
         bounds = bounds_of(log, topic, queue)

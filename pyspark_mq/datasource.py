@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class DefaultSource(DataSource):
-    """The Spark source and sink `mq`; see `pyspark_mq.options.source` and `pyspark_mq.options.sink` for its options."""
+    """The Spark source and sink `mq`. Options: `pyspark_mq.options.tables`."""
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
@@ -34,7 +34,7 @@ class DefaultSource(DataSource):
         return "mq"
 
     def source_options(self) -> SourceOptions:
-        """Parse the options of a query. A source for another kind of log overrides this to set its address.
+        """A source for another kind of log overrides this to set its address.
 
         Raises `OptionError`, and `ImportError` for an incompatible PySpark or a wrong package `store`.
         """
@@ -45,7 +45,7 @@ class DefaultSource(DataSource):
         return SourceOptions.parse(self.options)
 
     def write_options(self) -> WriteOptions:
-        """Parse the options of a write. Raises as `source_options`."""
+        """Raises as `source_options`."""
         require_pyspark()
         require_own_store()
         from pyspark_mq.options.sink import WriteOptions
@@ -55,8 +55,8 @@ class DefaultSource(DataSource):
     def schema(self) -> StructType:
         """Return the default columns: a write's if a view has only options of writes, else a query's.
 
-        It is the first call of `load()` without `.schema(...)`, so the path and the topics are checked here. Raises as
-        `look_early` and `source_options`.
+        This is the first call of `load()`, so the path and the topics are checked here. Raises as `look_early` and
+        `source_options`.
         """
         require_pyspark()
         require_own_store()

@@ -41,7 +41,7 @@ def scheduled(flights: pa.Table) -> pa.Array:
 
 
 def as_messages(flights: pa.Table) -> pa.Table:
-    """Return one message for each flight, in the columns of `MessageStore.append_table`."""
+    """Return a table for `MessageStore.append_table`."""
     return pa.table(
         {
             "body": json_objects(flights),
@@ -53,10 +53,7 @@ def as_messages(flights: pa.Table) -> pa.Table:
 
 
 def json_objects(table: pa.Table) -> pa.ChunkedArray:
-    """Return each row as a JSON object (string).
-
-    Columns are integers, timestamps, or strings without control characters. Nulls are kept.
-    """
+    """Columns are integers, timestamps, or strings without control characters. Nulls are kept."""
     parts: list[pa.Scalar | pa.ChunkedArray] = []
     for name, column in zip(table.column_names, table.columns, strict=True):
         parts.append(pa.scalar(f'{"," if parts else "{"}"{name}":'))

@@ -89,7 +89,7 @@ def archive(
 
 
 def _say_what_changed(store: str, url: str | None, before: Remembered) -> bool:
-    """Print changed settings. Return whether `url` is a copy, not the archive that the store remembers."""
+    """Return whether `url` is a copy, not the archive that the store remembers."""
     now = remembered(StoreDirectory.at(store).root)
     if url is not None and not is_same_place(url, now.url):
         if now.url:  # otherwise nothing was archived yet

@@ -48,7 +48,6 @@ def _beginning_with(incomplete: str, names: Iterable[str]) -> list[CompletionIte
 
 
 def place(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Place | None:
-    """Option callback: parse a `Place`."""
     with _bad_parameter():
         return None if value is None else place_of(value)
 
@@ -63,7 +62,6 @@ def moment(_ctx: click.Context, _param: click.Parameter, value: str | None) -> i
 
 
 def age(_ctx: click.Context, _param: click.Parameter, value: str) -> float:
-    """Option callback: parse an age to seconds."""
     with _bad_parameter():
         return seconds_of(value)
 
@@ -77,7 +75,7 @@ def _bad_parameter() -> Iterator[None]:
 
 
 def _has_only_archive(place: str) -> bool:
-    """Return whether a place can only be an archive: a remote URL, or a directory with an archive and no store."""
+    """Return whether a place is a remote URL, or a directory with an archive and no store."""
     local = local_path(place)
     if local is None:
         return True
@@ -87,7 +85,7 @@ def _has_only_archive(place: str) -> bool:
 
 
 def _store_or_cluster(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
-    """Argument callback: refuse an archive. Raises `ClickException`."""
+    """Argument callback: refuse an archive."""
     if not value.startswith(SCHEME) and _has_only_archive(value):
         raise click.ClickException(
             f"{value}: a store's directory is needed here; an archive is only read (tail, export, query), and has no "
@@ -97,7 +95,7 @@ def _store_or_cluster(_ctx: click.Context, _param: click.Parameter, value: str) 
 
 
 def _store(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """Argument callback: refuse an archive or a cluster. Raises `ClickException`."""
+    """Argument callback: refuse an archive or a cluster."""
     if value.startswith(SCHEME):
         raise click.ClickException(
             f"{value}: a store's directory is needed here; of a cluster there are tail, export, query --time, groups "
@@ -148,7 +146,7 @@ def _with_account(cluster: ClusterAddress) -> ClusterAddress:
 
 
 def filter_of(tags: str | None, sql: str | None) -> MessageFilter:
-    """Return the filter of --tags or --sql. Raises `UsageError`."""
+    """Raises `UsageError`."""
     if tags is not None and sql is not None:
         raise click.UsageError("--tags and --sql: give one of them; --sql \"TAGS = 'paid' AND ...\" has both")
     try:

@@ -21,7 +21,7 @@ INTERRUPTED = 128 + signal.SIGINT
 
 
 class Interrupted(click.ClickException):
-    """Raised for Ctrl-C. The message says what the command had done by then."""
+    """The message says what the command had done by then."""
 
     exit_code = INTERRUPTED
 
@@ -51,7 +51,6 @@ class Commands(click.Group):
 
 @contextmanager
 def one_line() -> Iterator[None]:
-    """Convert errors to click exceptions, which click prints in one line."""
     try:
         yield
     except click.exceptions.NoArgsIsHelpError:
@@ -92,7 +91,7 @@ def write_whole() -> None:
 
 @contextmanager
 def interruptible(done: Callable[[], str]) -> Iterator[None]:
-    """Run a block in which Ctrl-C ends the command. `done` returns what the command had done by then."""
+    """`done` returns what the command had done when Ctrl-C ended it."""
     try:
         yield
     except KeyboardInterrupt as interrupt:

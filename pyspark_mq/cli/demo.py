@@ -62,9 +62,9 @@ def demo(store: str | None, rate: int) -> None:
 
 
 def run_demo(directory: str | None, rate: int) -> bool:
-    """Run the demo and print its result. Return whether the query's totals equal the totals of the source data.
+    """Return whether the query's totals equal the totals of the source data. Raises `DemoFailed` or `StoreError`.
 
-    directory: of the store, which is kept; None for a temporary one. Raises `DemoFailed` or `StoreError`.
+    directory: of the store, which is kept; None for a temporary one.
     """
     require_java()
     flights = load_flights()
@@ -85,7 +85,6 @@ def run_demo(directory: str | None, rate: int) -> bool:
 
 @contextlib.contextmanager
 def told_in_one_line() -> Iterator[None]:
-    """Raise `DemoFailed` for an error of Spark, with the first line of its message."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
@@ -105,10 +104,7 @@ def failed_in_spark(error: str) -> DemoFailed:
 
 
 def append_flights(path: str, rate: int, reading: Event) -> None:
-    """Append all flights, in order of scheduled departure. Runs in the appending process.
-
-    Waits after `ROWS_PER_APPEND` flights until the query is `reading`, because Spark's first batch takes seconds.
-    """
+    """Wait after `ROWS_PER_APPEND` flights until the query is `reading`, because Spark's first batch takes seconds."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
     messages = as_messages(load_flights())
     try:
@@ -125,7 +121,7 @@ def append_flights(path: str, rate: int, reading: Event) -> None:
 
 @contextlib.contextmanager
 def quiet_spark(scratch: str) -> Iterator[SparkSession]:
-    """Start a local Spark session that logs only errors, to `scratch`/spark.log.
+    """Start a Spark session that logs only errors, to `scratch`/spark.log.
 
     The JVM's standard error goes to that file, too, since a log configuration does not silence all of it.
     """
@@ -162,7 +158,7 @@ def quiet_spark(scratch: str) -> Iterator[SparkSession]:
 
 @contextlib.contextmanager
 def standard_error_to(log: Path) -> Iterator[None]:
-    """Redirect the standard error of processes started in the block to `log`, for their whole life."""
+    """Redirect the standard error of processes started in the block, for their whole life."""
     sys.stderr.flush()
     before = os.dup(2)
     try:
@@ -175,7 +171,6 @@ def standard_error_to(log: Path) -> Iterator[None]:
 
 
 def start_query(spark: SparkSession, path: str, checkpoint: str) -> StreamingQuery:
-    """Start a query that keeps `CARRIER_TOTALS` in a memory table with the topic's name."""
     from pyspark.sql import functions as F
 
     messages = (
@@ -199,10 +194,7 @@ def start_query(spark: SparkSession, path: str, checkpoint: str) -> StreamingQue
 
 
 def stream_while_appending(query: StreamingQuery, path: str, total: int, rate: int) -> int:
-    """Start the appending process and wait until the query has read `total` messages.
-
-    Returns the number of messages that the query had read before the last one was appended.
-    """
+    """Return the number of messages that the query had read before the last one was appended."""
     processes = multiprocessing.get_context("spawn")
     reading = processes.Event()
     appender = processes.Process(target=append_flights, args=(path, rate, reading), daemon=True)
@@ -245,7 +237,6 @@ def messages_read(query: StreamingQuery) -> int:
 
 
 def check_running(appender: BaseProcess, progressed: float) -> None:
-    """Raise `DemoFailed` if the appending process failed, or if nothing was appended or read for too long."""
     if appender.exitcode:
         raise DemoFailed(f"the appending process ended with exit code {appender.exitcode}")
     if time.monotonic() - progressed > STALLED_AFTER_SECONDS:
@@ -253,7 +244,7 @@ def check_running(appender: BaseProcess, progressed: float) -> None:
 
 
 def report(streamed: pa.Table, expected: pa.Table, read_early: int) -> bool:
-    """Print the totals. Return whether they equal the expected ones."""
+    """Return whether the totals equal the expected ones."""
     print("carrier  flights   landed  arrival delay, minutes   mean")
     for carrier, flights, landed, delay in zip(*(column.to_pylist() for column in streamed.columns), strict=True):
         print(f"{carrier:7} {flights:8,} {landed:8,} {delay:23,} {delay / landed:6.1f}")

@@ -34,7 +34,7 @@ _INSTALL = "install it there (pip install pyspark-mq), or set PYSPARK_PYTHON to 
 
 
 class Check(NamedTuple):
-    """One line of the report. remedy: what to do; empty if the check passed."""
+    """remedy: what to do; empty if the check passed."""
 
     what: str
     found: str
@@ -42,7 +42,7 @@ class Check(NamedTuple):
 
 
 def checks(directory: str | None) -> Iterator[Check]:
-    """Run all checks, without starting Spark. directory: a store to check, too."""
+    """directory: a store to check, too."""
     yield _python()
     yield _own_packages()
     yield _java()
@@ -76,7 +76,6 @@ def _java() -> Check:
 
 
 def _python_variables() -> Iterator[tuple[str, str]]:
-    """Yield the name of each setting that selects a Python of Spark, and the command that it names."""
     workers = os.environ.get("PYSPARK_PYTHON")
     if driver := os.environ.get("PYSPARK_DRIVER_PYTHON"):
         yield "PYSPARK_DRIVER_PYTHON", driver

@@ -61,7 +61,7 @@ WRITERS: dict[str, Callable[[Batches, BinaryIO, pa.Schema], None]] = {
 
 
 class ExportedBatches:
-    """Iterates over batches with a progress bar. rows: the number of rows so far."""
+    """rows: the number of rows so far."""
 
     def __init__(self, batches: Batches, total: int | None) -> None:
         self.rows = 0
@@ -78,7 +78,6 @@ class ExportedBatches:
 
 
 def columns_of(_ctx: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...] | None:
-    """Option callback: parse column names separated by commas."""
     names = None if value is None else tuple(name.strip() for name in value.split(","))
     for name in names or ():
         if name not in COLUMNS:
@@ -175,7 +174,7 @@ def export(
 
 
 def part(has: Bounds, start: int, stop: int) -> tuple[int, int]:
-    """Clamp queue offsets [start, stop) to the queue's end. A scan reports deleted messages before its begin."""
+    """A scan reports deleted messages before the queue's begin."""
     begin = min(start, has.max_offset)
     return begin, max(min(stop, has.max_offset), begin)
 
@@ -204,10 +203,7 @@ def _name(begun: Path, target: Path) -> None:
 
 @contextmanager
 def file(output: str | None, target: Path, *, force: bool) -> Iterator[BinaryIO]:
-    """Open the output: standard output, a pipe, a device, or a new file.
-
-    A file is written under a temporary name, synced, and then renamed. force: replace an existing file.
-    """
+    """A file is written under a temporary name, synced, and then renamed. force: replace an existing file."""
     if output == STANDARD_OUTPUT:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()

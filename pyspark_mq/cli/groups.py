@@ -178,7 +178,7 @@ def total(found: list[GroupLag]) -> int:
 
 
 def owners_of(found: list[MemberInfo]) -> dict[Queue, list[str]]:
-    """Return the members that own each queue. In broadcasting mode a queue has several."""
+    """In broadcasting mode a queue has several owners."""
     owners: dict[Queue, list[str]] = {}
     for each in found:
         for queue in each.queues:

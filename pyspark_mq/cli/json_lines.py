@@ -53,7 +53,7 @@ _SENT: dict[str, pa.DataType] = {
 
 
 class Printed(NamedTuple):
-    """A format for printing messages. columns: the names from `store.COLUMNS` that `line` needs."""
+    """columns: the names from `store.COLUMNS` that `line` needs."""
 
     columns: tuple[str, ...]
     line: Callable[[Row], bytes]
@@ -64,7 +64,6 @@ def body_line(row: Row) -> bytes:
 
 
 def _shown_body(row: Row) -> tuple[str, str]:
-    """Return the name and the text of a body's field."""
     if row[_BODY] is None:
         return _BODY_ERROR, str(row[_BODY_ERROR])
     try:
@@ -95,7 +94,7 @@ def printed_as(as_json: bool) -> Printed:
 
 
 def json_object(line: bytes) -> dict[str, Any]:
-    """Parse a JSON object. Raises `ValueError` with the reason."""
+    """Raises `ValueError`."""
     try:
         found = json.loads(line)
     except RecursionError as error:
@@ -108,7 +107,7 @@ def json_object(line: bytes) -> dict[str, Any]:
 
 
 def message(line: bytes) -> Row:
-    """Parse a line to a row for `message_table`, without the fields that the store assigns. Raises `ValueError`."""
+    """Parse a line, without the fields that the store assigns. Raises `ValueError`."""
     given = json_object(line)
     row = {name: value for name, value in given.items() if name in _SENT and value is not None}
     for name in given.keys() - _SENT.keys() - _GIVEN_BY_STORE - {_BODY, _BODY_BASE64}:
@@ -135,7 +134,7 @@ def message(line: bytes) -> Row:
 
 
 def message_table(rows: list[Row]) -> pa.Table:
-    """Return rows of `message` as a table for `MessageStore.append_table`, without columns that no row has."""
+    """Return rows of `message` as a table for `append_table`, without columns that no row has."""
     otherwise = {"flag": 0, "bornTimestamp": datetime.now(UTC)}  # these columns take no nulls
     columns = {_BODY: blobs([row[_BODY] for row in rows])}
     for name, kind in _SENT.items():
@@ -170,7 +169,7 @@ def _need(name: str, value: Any, kind: type, wanted: str, where: str = "") -> An
 
 
 def must_be_text(name: str, value: str) -> None:
-    """Raise `ValueError` for text that UTF-8 cannot encode: half a surrogate pair, such as "\ud800" in JSON."""
+    """Raise `ValueError` for text that UTF-8 cannot encode: half of a surrogate pair."""
     try:
         value.encode()
     except UnicodeEncodeError as error:

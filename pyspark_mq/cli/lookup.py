@@ -21,7 +21,7 @@ from store.read.query import KeyQuery, offset_of_id
 
 
 def time_given(_ctx: click.Context, _option: click.Parameter, value: str | None) -> int | None:
-    """Option callback: parse ms since 1970 or ISO 8601. Without a time zone it is local time."""
+    """Option callback: parse ms since 1970 or ISO 8601."""
     if value is None:
         return None
     try:
@@ -111,7 +111,7 @@ def by_id(store: MessageStore, topic: str, msg_id: str) -> list[StoredMessage]:
 
 
 def row(message: StoredMessage) -> Row:
-    """Return a found message as a row for `tail`. A body that does not decompress is None."""
+    """A body that does not decompress is None."""
     properties, error = message.properties, None
     if message.sys_flag & SYS_COMPRESSED:
         properties = {name: value for name, value in properties.items() if name != PROPERTY_BODY_ERROR}
@@ -133,7 +133,7 @@ def row(message: StoredMessage) -> Row:
 
 
 def instant(milliseconds: int) -> datetime | None:
-    """Return a UTC time, or None outside of the years 1 to 9999, as a scan does."""
+    """Return None outside of the years 1 to 9999, as a scan does."""
     try:
         return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=milliseconds)
     except OverflowError:

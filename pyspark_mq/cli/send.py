@@ -27,7 +27,7 @@ CHUNK_BYTES = 1 << 20
 
 
 class SentLines:
-    """Appends lines as messages, up to the first invalid one. lines: the number appended so far."""
+    """Appends lines up to the first invalid one. lines: the number appended so far."""
 
     def __init__(self, topic: str) -> None:
         self.lines = 0
@@ -67,7 +67,6 @@ def rows_of(lines: list[bytes], row: Callable[[bytes], Row]) -> tuple[list[Row],
 
 
 def properties_of(_ctx: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    """Option callback: parse repeated NAME=VALUE."""
     found: dict[str, str] = {}
     for each in values:
         name, is_given, value = each.partition("=")
@@ -81,7 +80,7 @@ def properties_of(_ctx: click.Context, _option: click.Parameter, values: tuple[s
 
 
 def text_of(_ctx: click.Context, option: click.Parameter, value: str | None) -> str | None:
-    """Option callback: refuse text that is not UTF-8. Arguments can contain any bytes."""
+    """Refuse text that is not UTF-8, because arguments can contain any bytes."""
     try:
         must_be_text(str(option.name), value or "")
     except ValueError as error:
@@ -169,14 +168,14 @@ def send(
 
 
 def with_constants(row: Row, constants: Row, without: set[str]) -> Row:
-    """Return a row with the values that all messages get. A row's own properties are kept."""
+    """A row's own properties are kept."""
     own = {name: value for name, value in row.items() if name not in without}
     both = {"properties": own.get("properties", {}) | constants.get("properties", {})}
     return {**own, **constants, **both}
 
 
 def with_fields(line: bytes, constants: Row, tag_field: str | None, key_fields: tuple[str, ...]) -> Row:
-    """Return a line as a message whose tag and keys come from fields of its JSON. Raises `ValueError`."""
+    """Take tag and keys from fields of the line's JSON. Raises `ValueError`."""
     given, row = json_object(line), {"body": line, **constants}
     keys = [row["keys"]] if "keys" in row else []
     for field in key_fields:
@@ -211,7 +210,7 @@ def _text(field: str, value: object, *, blank: bool = False) -> str:
 
 
 def line_batches(source: BufferedReader) -> Iterator[list[bytes]]:
-    """Yield lists of the lines that are available in `source`, without line ends. Shows a progress bar."""
+    """Yield lists of the lines that are available in `source`, without line ends."""
     begun = b""
     os.set_blocking(source.fileno(), True)  # a non-blocking read without data looks like the end of the file
     status = os.fstat(source.fileno())

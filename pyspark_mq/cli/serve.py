@@ -92,7 +92,7 @@ def _tune_process() -> None:
 
 
 def _configuration(store: str, listen: str, path: str | None) -> StoreConfig:
-    """Return the configuration with the listening address: message ids contain it, and admin tools connect to it."""
+    """Message ids contain the listening address, and admin tools connect to it."""
     directory = StoreDirectory.at(store)
     directory.create()
     config = directory.configuration(None if path is None else StoreConfig.load(path, BROKER_SETTINGS))

@@ -67,7 +67,7 @@ def stats(
 
 
 def serve(store: str, address: str, port: int) -> None:
-    """Serve metrics to Prometheus until Ctrl-C. Port 0 chooses a free port."""
+    """Port 0 chooses a free port."""
     try:
         from prometheus_client import CollectorRegistry, start_http_server
 

@@ -17,7 +17,7 @@ from store.model.log_protocol import Unreadable
 
 
 class Printer:
-    """Prints at most `count` messages. printed: the number printed so far."""
+    """printed: the number printed so far."""
 
     def __init__(self, out: BinaryIO, kind: Printed, count: int | None) -> None:
         self.printed = 0
@@ -44,7 +44,7 @@ class Printer:
 
 
 def _is_broken(out: BinaryIO) -> bool:
-    """Return whether `out` is a pipe without a reader. Polls, because the next write may be far away."""
+    """Poll a pipe for its reader, because the next write may be far away."""
     poll = select.poll()
     poll.register(out.fileno(), 0)
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))

@@ -15,7 +15,7 @@ YES = click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmatio
 
 
 def visible(text: str) -> str:
-    """Escape control characters as `cat -v` does, so that a terminal does not interpret them."""
+    """Escape control characters as `cat -v` does."""
     return CONTROLS.sub(_written, text)
 
 
@@ -36,7 +36,7 @@ def visible_body(body: bytes) -> bytes:
 
 
 def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
-    """Print a `visible` text. Commands print everything but bodies with this."""
+    """Commands print everything but bodies with this."""
     click.echo(visible(str(text)), err=err, nl=nl)
 
 
@@ -46,7 +46,7 @@ class VisibleFormatter(logging.Formatter):
 
 
 def must_confirm(question: str, yes: bool) -> None:
-    """Ask at a terminal, and abort the command unless the answer is yes."""
+    """Without a terminal, do not ask."""
     if not yes and at_a_terminal():
         click.confirm(visible(question), abort=True, err=True)
 
@@ -74,5 +74,4 @@ def cell(text: str) -> str:
 
 
 def number(value: int | float | None) -> str:
-    """Format a number with thousands separators; "-" for None."""
     return "-" if value is None else f"{value:,.0f}"

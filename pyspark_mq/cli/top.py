@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TopicLine(NamedTuple):
-    """A topic's line. rate: messages per second. byte_rate: record bytes per second. Both are None at first."""
+    """rate: messages per second. byte_rate: record bytes per second. Both are None at first."""
 
     topic: str
     queues: int
@@ -62,7 +62,7 @@ def top(store: str, interval: float, looks: int | None, *, show_all: bool) -> No
 
 
 def lags_by_topic(now: Look) -> Counter[tuple[str, str]]:
-    """Return the number of messages that each group has not read, by group and topic."""
+    """By group and topic."""
     behind: Counter[tuple[str, str]] = Counter()
     for each in now.groups.values():
         behind[each.group, each.queue.topic] += each.messages
@@ -70,7 +70,7 @@ def lags_by_topic(now: Look) -> Counter[tuple[str, str]]:
 
 
 def topic_lines(before: Look | None, now: Look) -> list[TopicLine]:
-    """Return a line for each topic, the busiest first."""
+    """The busiest topic is first."""
     lines = []
     for topic in dict.fromkeys(topic for topic, _ in now.queues):
         queues = [each for each in now.queues.values() if each.topic == topic]

@@ -53,9 +53,9 @@ class Limit(Protocol):
     """The start or the end of a query. Frozen and picklable."""
 
     def resolve(self, log: Log, bounds: Mapping[Queue, Bounds]) -> Positions:
-        """Return an offset for each subscribed queue. bounds: of these queues; `log` may have grown since.
+        """Return an offset for each subscribed queue. bounds: of these queues. Raises `OptionError`.
 
-        Only an offset that a user or a group gave may be outside of the bounds. Raises `OptionError`.
+        Only an offset that a user or a group gave may be outside of the bounds. `log` may have grown since.
         """
 
 
@@ -92,8 +92,8 @@ class OffsetsByQueue:
 class Time:
     """The first message of each queue that was stored at or after a time.
 
-    timestamp: ms since 1970; negative: relative to now. unmatched: what to do if all messages are older. A relative
-    time then always gives the latest offset.
+    timestamp: ms since 1970; negative: relative to now. unmatched: if all messages are older. A relative time then
+    gives the latest offset.
     """
 
     option: str
@@ -120,7 +120,7 @@ class TimesByQueue:
 
 @dataclass(frozen=True)
 class GroupPosition:
-    """The offsets of a consumer group, or the first message of a queue in which the group has none."""
+    """The group's offsets, or the first message of a queue in which the group has none."""
 
     group: str
 
@@ -209,7 +209,6 @@ def option_of(limit: Limit, default: str) -> str:
 
 
 def require_order(start: Limit, end: Limit) -> None:
-    """Raise `OptionError` if the end is a time before the start."""
     if isinstance(start, Time) and isinstance(end, Time):
         now = int(time.time() * 1000)
         first, last = (each.timestamp if each.timestamp >= 0 else now + each.timestamp for each in (start, end))

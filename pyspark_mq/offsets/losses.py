@@ -8,14 +8,14 @@
               batch's end is not the checkpoint's
     GONE      a queue is deleted or not subscribed          fails   without it; at its first message if recreated
     UNSEEN    a task does not see the end of its range      fails   with the part that it sees
-    MISSING   a topic or queue that an option names does    fails   without it until it is created; but a new query
-              not exist, and is not in the checkpoint               and a batch query fail
+    MISSING   a named topic or queue does not exist, and    fails   without it until it is created; but a new query
+              is not in the checkpoint                              and a batch query fail
     NOT_YET   an option's offset is after the queue's end   fails   with the next message
 
-Messages of the last two cases may still arrive, so they raise `SubscriptionError` and `OptionError`, not
-`DataLossError`. A recreated topic is EXPIRED if anything is lost. A store restored from a backup, or a topic that a
-RocketMQ broker restarted at 0, is CUT if it has fewer messages than were read, else ANOTHER. An empty range is never
-lost. A real-time task stops reading a queue that becomes ANOTHER, CUT or GONE; the next batch reports the loss.
+In the last two cases messages may still arrive, so they raise `SubscriptionError` and `OptionError`, not
+`DataLossError`. A restored store, or a topic that a RocketMQ broker restarted at 0, is CUT if it has fewer messages
+than were read, else ANOTHER. An empty range is never lost. A real-time task stops reading a queue that becomes ANOTHER,
+CUT or GONE; the next batch reports the loss.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _log = logging.getLogger("pyspark_mq")
 
 
 class Case(Enum):
-    """The cause of a loss, as an error message. first, end: the present bounds of the queue."""
+    """first, end: the present bounds of the queue."""
 
     EXPIRED = "the queue's first message is {first}, older ones were deleted"
     CUT = "the queue ends at {end}, it was recreated or cut"
@@ -47,7 +47,7 @@ class Case(Enum):
 
 
 class Loss(NamedTuple):
-    """A loss. lost: an empty range if the number of messages is unknown. there: the present bounds of the queue."""
+    """lost: an empty range if the number of messages is unknown. there: the present bounds of the queue."""
 
     lost: QueueRange
     case: Case
@@ -108,7 +108,6 @@ def report_loss(fail: bool, loss: Loss, option: str = "") -> None:
 
 
 def report_missing(fail: bool, error: MqSourceError) -> None:
-    """Raise `error` if `fail`, otherwise warn."""
     if fail:
         raise error
     _log.warning("Going on because failOnDataLoss is false: %s", error)

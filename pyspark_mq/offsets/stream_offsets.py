@@ -55,7 +55,6 @@ _MAX_QUEUE_ID = (1 << 31) - 1  # Java's maximum
 
 
 def to_json(positions: Mapping[Queue, int | list[int]]) -> OffsetJson:
-    """Return `{topic: {queue id: offset}}`, sorted by queue."""
     json_: OffsetJson = {}
     for queue in sorted(positions):
         json_.setdefault(queue.topic, {})[queue.name] = positions[queue]
@@ -97,7 +96,6 @@ def _by_queue(json_: Any, expected: str, parse: Callable[[Any], T | None]) -> di
 
 
 def queue_of(topic: str, name: str) -> Queue | None:
-    """Return the queue with a `Queue.name`, or None."""
     found = _QUEUE_NAME.fullmatch(name)
     if found is None or int(found["number"]) > _MAX_QUEUE_ID:
         return None
@@ -116,7 +114,7 @@ def json_object(json_: Any, where: str) -> dict[str, Any]:
 
 
 def shown(json_: Any) -> str:
-    """Return a short text of a value for errors. JSON may be nested too deeply for Python to write."""
+    """JSON may be nested too deeply for Python to write."""
     if isinstance(json_, list | dict):
         return "a list" if isinstance(json_, list) else "an object"
     return json.dumps(json_)[:50]
@@ -166,8 +164,8 @@ class _EpochJson(msgspec.Struct, forbid_unknown_fields=True, rename=_OF_EPOCH):
 class EpochOffset:
     """The end of one real-time batch.
 
-    epoch: its number among real-time batches. reader: the id of the run of the query that planned it, 32 hexadecimal
-    digits. tasks: for each task, the begin of its queues. last: the message before each begin, if any.
+    reader: the id of the run of the query that planned it, 32 hexadecimal digits. tasks: for each task, the begin of
+    its queues. last: the message before each begin, if any.
     """
 
     epoch: int

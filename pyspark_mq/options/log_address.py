@@ -96,7 +96,7 @@ ONCE_ON_A_CLUSTER = (
 
 
 def cluster_of(given: Mapping[str, str]) -> ClusterAddress:
-    """Return the address of a cluster. Raises `OptionError`."""
+    """Raises `OptionError`."""
     for name, why in NOT_ON_A_CLUSTER.items():
         if given.get(name):
             raise OptionError(f"{name} does not go with nameServer: {why}")
@@ -119,7 +119,7 @@ def broker_timeout(given: Mapping[str, str]) -> float:
 
 
 def when_broker_missing(given: Mapping[str, str], *choices: str) -> str:
-    """Return the value, the first of `choices` by default. Raises `OptionError`."""
+    """Return the first of `choices` by default. Raises `OptionError`."""
     return one_of(*choices)("whenBrokerMissing", given.get("whenBrokerMissing", choices[0]))
 
 
@@ -141,10 +141,7 @@ _OF_DATABRICKS = re.compile("^dbfs:/+", re.IGNORECASE)
 
 
 def address_of(options: Mapping[str, str]) -> LogAddress:
-    """Return the address of the log that `path` or `nameServer` names. options: by their documented names.
-
-    Raises `OptionError`.
-    """
+    """options: by their documented names. Raises `OptionError`."""
     named = [name for name in _KINDS if options.get(name)]
     if len(named) > 1:
         raise OptionError(f"{' and '.join(named)} exclude each other: a query reads or writes one log")
@@ -161,10 +158,7 @@ def address_of(options: Mapping[str, str]) -> LogAddress:
 
 
 def _directory(options: Mapping[str, str]) -> LogAddress:
-    """Return the address for `path`: a store's directory, its `file:` URL, or an archive's directory or URL.
-
-    A store is read together with its archive: the one in the option `archive`, or the one that it remembers.
-    """
+    """A store is read together with its archive: the one in the option `archive`, or the one that it remembers."""
     path, secrets = options["path"], options.get("storageOptions", "")
     storage_options(secrets)  # check it here, since a store without an archive never parses it
     local = re.sub("^file:(//(localhost)?(?=/))?", "", path)

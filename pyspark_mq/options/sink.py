@@ -79,7 +79,6 @@ class WriteOptions:
 
     @property
     def commits_path(self) -> Path:
-        """The folder that records the last batch of each query, see `commits`."""
         return self._store / COMMITS_FOLDER
 
     @property
@@ -98,7 +97,7 @@ class WriteOptions:
 
 
 def is_for_writing(options: Mapping[str, str]) -> bool:
-    """Return whether a view with these options is for INSERT INTO: it has an option of writes, and no subscription."""
+    """Return whether a view is for INSERT INTO: it has an option of writes, and no subscription."""
     names = {name.lower() for name in options}
     own = {name.lower() for name in _NAMES[1:]}
     return bool(names & own) and not names & {"subscribe", "subscribepattern", "assign"}

@@ -22,8 +22,6 @@ LEDGER_DIR = "ledger"
 
 
 class WhenLocked(Enum):
-    """What a query does while another member of its group owns queues."""
-
     WAIT = "wait"
     TAKE_OVER = "takeOver"
     FAIL = "fail"
@@ -106,7 +104,7 @@ class SourceOptions:
         )
 
     def stream_start(self) -> Limit:
-        """Return the start of a new streaming query. Raises `OptionError` for an option of batch queries."""
+        """Raises `OptionError` for an option of batch queries."""
         if self.end is not None:
             raise OptionError(
                 "endingOffsets, endingTimestamp and endingOffsetsByTimestamp are for batch queries (spark.read); a "
@@ -149,7 +147,7 @@ class SourceOptions:
                 )
 
     def batch_limits(self) -> tuple[Limit, Limit]:
-        """Return the start and the end of a batch query. Raises `OptionError` for an option of streaming queries."""
+        """Raises `OptionError` for an option of streaming queries."""
         start, end = self.start or EarliestOrLatest(EARLIEST), self.end or EarliestOrLatest(LATEST)
         _refuse("startingOffsets", start, LATEST, "latest (-1): a batch query would read nothing")
         _refuse("endingOffsets", end, EARLIEST, "earliest (-2): a batch query would read nothing")

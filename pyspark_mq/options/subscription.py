@@ -25,7 +25,7 @@ _CREATE = (
 
 @dataclass(frozen=True)
 class SubscribedQueues:
-    """The queues that a query reads. Exactly one field is not None."""
+    """Exactly one field is not None."""
 
     topics: tuple[str, ...] | None = None
     pattern: str | None = None
@@ -50,7 +50,7 @@ class SubscribedQueues:
 
     @property
     def lists(self) -> Callable[[str], bool] | None:
-        """A predicate for the topics that the log has to list for a pattern; None if topics are named."""
+        """For a pattern: a predicate for the topics that the log has to list."""
         return None if self.pattern is None else self._wants
 
     def select(self, topics: Mapping[str, Collection[Queue]], known: Collection[Queue] = ()) -> list[Queue]:
@@ -76,7 +76,6 @@ class SubscribedQueues:
             )
 
     def names(self) -> list[str]:
-        """Return the named topics, or the pattern."""
         if self.pattern is not None:
             return [self.pattern]
         return sorted({*(self.topics or ()), *(queue.topic for queue in self.assigned or ())})
@@ -96,7 +95,7 @@ class SubscribedQueues:
 
 
 def did_you_mean(names: Sequence[str], topics: Collection[str]) -> str:
-    """Suggest the nearest of `topics` for each unknown name. Return "" without a suggestion or with many topics."""
+    """Suggest the nearest of `topics` for each unknown name, or return ""."""
     few = topics if len(topics) <= _COMPARED else ()
     near = [found for name in names if name not in topics for found in get_close_matches(name, few, n=1)]
     return f"Did you mean {', '.join(near)}? " if near else ""

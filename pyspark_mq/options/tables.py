@@ -280,8 +280,6 @@ def names_of(table: Iterable[Option]) -> tuple[str, ...]:
 
 
 class Given(dict[str, str]):
-    """The given options, by their documented names."""
-
     def __init__(self, given: Mapping[str, str], table: Iterable[Option]) -> None:
         super().__init__(given)
         self._defaults = {option.name: option.default for option in table if option.default is not None}
@@ -297,7 +295,7 @@ class Given(dict[str, str]):
 
 
 def known_options(options: Mapping[str, str], table: Iterable[Option], others: Iterable[str] = ()) -> Given:
-    """Return the options by their names in `table` and `others`. Raises `OptionError` for any other."""
+    """Raises `OptionError` for an option that is not in `table` or `others`."""
     names = (*names_of(table), *others)
     given = {name.lower(): value for name, value in options.items()}
     by_lower_name = {name.lower(): name for name in names}

@@ -20,8 +20,6 @@ _BYTE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
 def one_of(*choices: str) -> Callable[[str, str], str]:
-    """Return a parser for one of `choices`, in any case."""
-
     def read(name: str, text: str) -> str:
         for choice in choices:
             if text.strip().lower() == choice.lower():
@@ -69,7 +67,7 @@ def duration(name: str, text: str) -> float:
 
 
 def shared_path(name: str, text: str) -> str:
-    """Parse a place that the driver and all executors see: an absolute directory, or a URL. Raises `OptionError`."""
+    """Parse an absolute directory or a URL that the driver and all executors see. Raises `OptionError`."""
     takes = f"{name} takes a directory that the driver and all executors see, or a URL"
     if text in ("", "file:", "file://"):
         raise OptionError(f"{takes}, got {text!r}")

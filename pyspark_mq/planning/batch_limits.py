@@ -44,7 +44,6 @@ class BatchLimits:
         return self._options.min_offsets_per_trigger or 1
 
     def note_batch(self) -> None:
-        """Restart `maxTriggerDelay` after a batch was planned."""
         self._triggered = time.monotonic()
 
     def end_of(self, batch: BatchStart, seen: Positions, bounds: Mapping[Queue, Bounds], *, once: bool) -> Positions:
@@ -161,7 +160,7 @@ def fit(limit: int, sizes: Sequence[Int64s], backlog: Sequence[int], turn: int =
 def split(ranges: Sequence[QueueRange], min_partitions: int | None, max_records: int | None) -> list[QueueRange]:
     """Cut ranges into input partitions of at most `max_records`, and into `min_partitions` if possible.
 
-    Pieces of a range differ by at most one message. Empty ranges are dropped.
+    Pieces of a range differ by at most one message.
     """
     ranges = [r for r in ranges if r.length > 0]
     pieces = [-(-r.length // max_records) if max_records else 1 for r in ranges]
@@ -217,7 +216,7 @@ def _first_messages(ranges: Sequence[QueueRange], counts: Sequence[int]) -> list
 
 
 def _extend(counts: list[int], i: int, ends: Int64s, room: int) -> int:
-    """Take the messages of queue `i` that fit into `room`. Return the bytes taken."""
+    """Return the bytes taken."""
     used = int(ends[counts[i] - 1]) if counts[i] else 0
     counts[i] = int(np.searchsorted(ends, used + room, side="right"))
     return (int(ends[counts[i] - 1]) if counts[i] else 0) - used

@@ -36,14 +36,13 @@ def has_locks(group: Group, member: str, queues: Collection[Queue]) -> bool:
 
 
 class NoGroup:
-    """A query without a group: it may read any queue, and reports nothing."""
+    """May read any queue, and reports nothing."""
 
     locks = False
     """Whether the query must acquire its queues."""
 
     @property
     def member(self) -> str | None:
-        """The id of the query as a member of the group, if it is one."""
         return None
 
     def acquire(self, queues: Collection[Queue], timeout: float) -> bool:
@@ -200,7 +199,7 @@ class OrderlyQueues(NoGroup):
 class GroupProgress(NoGroup):
     """Commits a query's progress as the group's offsets, periodically and at its end, for monitoring.
 
-    The query continues from its checkpoint, so a failure is only a warning. The offsets of topics that the group's
+    A failure is only a warning, because the query continues from its checkpoint. The offsets of topics that the group's
     consumers read are never overwritten, even while the consumers restart.
     """
 

@@ -22,7 +22,6 @@ _AFTER_FOREIGN_ARRIVAL_SECONDS = 0.005
 
 
 def ends(bounds: Mapping[Queue, Bounds]) -> Positions:
-    """Return the next offset of each queue."""
     return {queue: bound.max_offset for queue, bound in bounds.items()}
 
 
@@ -112,7 +111,7 @@ class Queues:
             raise BrokerMissing.of(self._options.address, late)
 
     def last(self, ends: Positions, batch: BatchStart) -> Fingerprints:
-        """Return the fingerprint of the message before each of `ends`; from `batch` if a queue is not read."""
+        """Return the message before each of `ends`; from `batch` if a queue is not read."""
         kept = {queue: was for queue, was in batch.last.items() if ends.get(queue) == batch.begin[queue]}
         return kept | self._log.fingerprints({queue: end for queue, end in ends.items() if queue not in kept})
 
@@ -133,7 +132,10 @@ class Queues:
         return positions
 
     def hold(self, seconds: float, known: Positions, seen: Positions, least: int = 1) -> dict[Queue, Bounds]:
-        """Return `bounds_behind` `known` after `least` messages arrived after `seen`, other queues, or `seconds`."""
+        """Wait for `least` messages after `seen` or for other queues, at most `seconds`.
+
+        Return `bounds_behind(known)`.
+        """
         deadline = time.monotonic() + seconds
         pause = 0.0
         while True:
@@ -158,7 +160,6 @@ def replaced_queues(log: Log, positions: Positions, last: Fingerprints) -> list[
 
 
 def positions_in_same_queues(log: Log, positions: Positions, last: Fingerprints) -> Positions:
-    """Return the positions in queues that were not replaced."""
     others, there = replaced_queues(log, positions, last), log.look(positions).bounds
     return {
         queue: positions[queue]

@@ -125,7 +125,7 @@ class MarkFile:
             ) from error
 
     def write(self, mark: Mark) -> None:
-        """Replace the file and sync it. Raises `CommitError`."""
+        """Raises `CommitError`."""
         try:
             write_file(self._path, encode(mark))
         except OSError as error:
@@ -196,7 +196,7 @@ class Commits:
             )
 
     def _was_written(self, mark: Mark | None, batch: int) -> bool:
-        """Return whether a batch was written. mark: of this batch, or None. Raises `CommitError` if that is unknown."""
+        """mark: of this batch, or None."""
         if mark is not None and mark.written and not self._is_older(mark):
             return True
         if self._is_recorded(batch, 0 if mark is None or mark.written else mark.since):
@@ -240,7 +240,7 @@ class Commits:
             )
 
     def begin(self, batch: Batch) -> None:
-        """Record that a batch is about to be written, and sync the record. Raises `CommitError`."""
+        """Record that a batch is about to be written, and sync the record."""
         if COMMITS_TOPIC not in self._log.topics():
             self._log.create_topic(COMMITS_TOPIC, 1)
         self._note(batch, batch.rows, written=False)
@@ -252,11 +252,11 @@ class Commits:
         return pa.RecordBatch.from_arrays(columns, ["body", "keys", "queueId"])
 
     def end(self, batch: Batch) -> None:
-        """Record that a batch is written and synced, or has no rows. Raises `CommitError`."""
+        """Record that a batch is written and synced, or has no rows."""
         self._note(batch, batch.rows, written=True)
 
     def skip(self, batch: Batch) -> None:
-        """Record that a written batch came again. Raises `CommitError`.
+        """Record that a written batch came again.
 
         Keep the rows and the plan of its first run, because this run may have produced other rows.
         """

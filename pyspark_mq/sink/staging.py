@@ -2,8 +2,8 @@
 
     <stagingPath>/<owner>.<run>/<partition>-<attempt>.arrow
 
-The owner is the id of a streaming query, with its producerGroup if it has one, or "batch" for other writes. A run is
-one attempt of Spark at one write. The run of a query begins with the number of its batch.
+The owner is the id of a streaming query, with its producerGroup if it has one, or "batch". A run is one attempt of
+Spark at one write. The run of a query begins with the number of its batch.
 
 A commit deletes the query's runs up to this batch, but not later ones, because the driver may have been replaced. It
 also deletes runs of other owners that were not written for `RETENTION_SECONDS`. Files are not synced, because Spark
@@ -37,20 +37,20 @@ _TOPIC = b"topic"  # in the metadata of a file's batches, each of which has mess
 
 
 class Staging:
-    """A directory or a folder of an object store, that the driver and all executors see."""
+    """A directory or a folder of an object store, that the driver and all executors see. Raises `StagingError`."""
 
     def __init__(self, path: str) -> None:
         self._path = path
 
     def prepare(self) -> None:
-        """Check that the path is writable. Raises `StagingError`."""
+        """Check that the path is writable."""
         with self._writable() as objects:
             with objects.writing(_MADE):
                 pass
             objects.delete(_MADE)
 
     def begin(self, owner: str, run: str) -> None:
-        """Create the folder of a run, unless it exists. Raises `StagingError`."""
+        """Create the folder of a run, unless it exists."""
         made = f"{_folder(owner, run)}/{_MADE}"
         with self._writable() as objects, objects.writing(made):
             pass
@@ -58,10 +58,7 @@ class Staging:
     def write(
         self, owner: str, run: str, task: str, tables: Iterable[tuple[str, pa.RecordBatch]]
     ) -> tuple[str, Counter[str]]:
-        """Stage the rows of one attempt at a task. Return the file ("" without rows) and the row count of each topic.
-
-        Raises `StagingError` if files cannot be written, or if the run has not begun or is over.
-        """
+        """Return the staged file ("" without rows) and the row count of each topic."""
         folder, writer = _folder(owner, run), None
         name = f"{folder}/{task}.arrow"
         rows: Counter[str] = Counter()
@@ -78,9 +75,7 @@ class Staging:
         return ("" if writer is None else name), rows
 
     def tables(self, files: Iterable[str]) -> dict[str, pa.Table]:
-        """Return the rows for each topic, in the order of the files, memory-mapped. Raises `StagingError` for a missing
-        file.
-        """
+        """Return the rows for each topic, in the order of the files, memory-mapped."""
         batches: dict[str, list[pa.RecordBatch]] = {}
         for file in files:
             for topic, batch in self._read(file):

@@ -107,8 +107,6 @@ class AtLeastOnce:
 
 
 class AllOrNothing:
-    """A batch write whose rows become visible together."""
-
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
         self._staging = Staging(options.staging_path)
@@ -241,7 +239,7 @@ def require_topic(address: LogAddress, log: Log, topic: str) -> None:
 
 
 class MqBatchWriter(DataSourceArrowWriter):
-    """One `df.write`. Created in the driver; tasks and the commit unpickle it."""
+    """Created in the driver; tasks and the commit unpickle it."""
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         """Raises `OptionError`, `SchemaError`, `SubscriptionError`, `StagingError`, and errors of opening a store."""
@@ -261,7 +259,7 @@ class MqBatchWriter(DataSourceArrowWriter):
 
 
 class MqStreamWriter(DataSourceStreamArrowWriter):
-    """One micro-batch of `df.writeStream`. Spark creates one for the tasks and another for the commit."""
+    """One micro-batch. Spark creates one for the tasks and another for the commit."""
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         """Raises as `MqBatchWriter`."""
@@ -284,7 +282,7 @@ class MqStreamWriter(DataSourceStreamArrowWriter):
 def _checked(
     options: WriteOptions, schema: StructType, exactly_once: type[AllOrNothing], *, is_stream: bool
 ) -> RowDelivery:
-    """Return the delivery for rows of `schema`. Raises errors that would fail all tasks."""
+    """Raises errors that would fail all tasks."""
     check_schema(schema, options.topic)
     with options.address.open() as log:
         if options.topic is not None:

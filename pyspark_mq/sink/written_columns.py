@@ -91,13 +91,12 @@ _KAFKA_NAMES = {
 
 
 def sink_schema(with_topic: bool) -> StructType:
-    """Return the columns of a view for INSERT INTO."""
     names = [name for name in SINK_COLUMNS if name != "topic" or with_topic]
     return StructType([StructField(name, SINK_COLUMNS[name].ours) for name in names])
 
 
 def check_schema(schema: StructType, topic: str | None) -> None:
-    """Raise `SchemaError` for a DataFrame that cannot be written. topic: the option's topic for all rows, or None."""
+    """topic: the option's topic for all rows, or None. Raises `SchemaError`."""
     names = schema.fieldNames()
     for field in schema.fields:
         kind = SINK_COLUMNS.get(field.name)
@@ -200,7 +199,6 @@ def _with_property(maps: pa.MapArray, name: str, values: pa.StringArray) -> pa.M
 
 
 def _filled(name: str, column: pa.Array) -> pa.Array:
-    """Return a column with defaults for nulls, if the store takes no null in it."""
     if not column.null_count:
         return column
     if name in ("body", "topic"):

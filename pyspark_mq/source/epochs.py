@@ -38,7 +38,7 @@ class Epochs:
         self._slots: int | None = None  # Spark's task slots, as reported by the tasks of the last batch
 
     def following(self, begin: StreamOffset, before: StreamOffset | EpochOffset) -> EpochOffset:
-        """Return the batch that begins at `begin`, after the batch `before`. Raises `LedgerError`."""
+        """Return the batch that begins at `begin`, after `before`. Raises `LedgerError`."""
         number, planner = (before.epoch + 1, before.reader) if isinstance(before, EpochOffset) else (0, None)
         if planner != self._reader_id:
             self._ledger.prepare(self._reader_id)
@@ -62,7 +62,7 @@ class Epochs:
         return HeldReader(self._options, range_reader, self._ledger).read(task)
 
     def resolve(self, epoch: EpochOffset) -> StreamOffset:
-        """Return the end of a committed batch. Raises `LedgerError` if a task has no record."""
+        """Return the end of a committed batch. Raises `LedgerError`."""
         reached: Positions = {}
         last: Fingerprints = {}
         starved = 0

@@ -60,7 +60,7 @@ class HeldTask:
 
 
 class HeldReader:
-    """Reads `HeldTask`s. Stateless, and picklable for the tasks."""
+    """Stateless, and picklable for the tasks."""
 
     def __init__(self, options: SourceOptions, range_reader: RangeReader, ledger: Ledger) -> None:
         self._options = options
@@ -131,9 +131,9 @@ class HeldReader:
                 held.again(queue, wanted.end)
 
     def _is_lost(self, log: Log, wanted: QueueRange, last: Fingerprints, before: Fingerprints) -> bool:
-        """Return whether a queue was replaced, or is shorter than `wanted`. Raises `DataLossError`.
+        """before: the message before the end of `wanted`. If it is unknown, the queue must still reach that end.
 
-        before: the message before the end of `wanted`. If it is unknown, the queue must still reach that end.
+        Raises `DataLossError`.
         """
         queue, begin = wanted.queue, wanted.start
         is_another = bool(replaced_queues(log, {queue: begin}, last))
@@ -165,7 +165,6 @@ class HeldReader:
 
 
 def require_pipelined_workers() -> None:
-    """Raise `OptionError` in a Python worker that buffers batches."""
     if os.environ.get(_PIPELINED) != "1":
         raise OptionError(
             "realTime needs workers that hand over each batch at once: PySpark 4.3 or later, and the setting "

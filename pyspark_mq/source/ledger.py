@@ -91,7 +91,7 @@ class Ledger:
         return self._path
 
     def prepare(self, reader: str) -> None:
-        """Create the folder of a reader, and check that records can be written and are never replaced."""
+        """Check that records can be written and are never replaced."""
         made = f"{_folder(reader)}/{_MADE}"
         with self._usable() as objects:
             objects.write(made, b"")
@@ -103,7 +103,6 @@ class Ledger:
                 )
 
     def find(self, name: TaskName, queues: Collection[Queue]) -> TaskRecord | None:
-        """Return the record of a task with these `queues`, or None."""
         path = _record_path(name)
         try:
             data = self._objects.read(path, 0, _MAX_BYTES + 1)

@@ -74,10 +74,7 @@ _LOOK_AGAIN_SECONDS = 0.25  # shared file systems do not notify
 
 
 class RangeTask(NamedTuple):
-    """The `ranges` that one task reads.
-
-    ends: the batch's end in each queue. last: the fingerprint of the message before it, if known.
-    """
+    """ends: the batch's end in each queue. last: the fingerprint of the message before it, if known."""
 
     ranges: tuple[QueueRange, ...]
     ends: Positions
@@ -91,7 +88,6 @@ class RangeTask(NamedTuple):
         return cls(ranges, {queue: ends[queue] for queue in queues}, known)
 
     def is_another(self, log: Log, queue: Queue) -> bool:
-        """Return whether a queue was replaced after planning."""
         return bool(replaced_queues(log, {queue: self.ends[queue]}, self.last))
 
     def loss_in(self, log: Log, wanted: QueueRange) -> Loss | None:
@@ -99,7 +95,7 @@ class RangeTask(NamedTuple):
 
 
 class RangeReader:
-    """Reads ranges of one log as batches of one schema. Stateless, and picklable for the tasks."""
+    """Stateless, and picklable for the tasks."""
 
     def __init__(
         self,

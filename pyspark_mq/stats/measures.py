@@ -52,7 +52,7 @@ class LogFiles(NamedTuple):
 
 
 def extents(store: MessageStore, before: dict[tuple[str, int], Extent]) -> dict[tuple[str, int], Extent]:
-    """Return the extent of each queue of each topic. before: an earlier result; only later records are read."""
+    """before: an earlier result; only later records are read."""
     found: dict[tuple[str, int], Extent] = {}
     for topic, queues in sorted(store.topics().items()):
         with suppress(UnknownTopic):  # deleted concurrently
@@ -89,7 +89,6 @@ def log_files(store: MessageStore) -> LogFiles:
 
 
 def deliverer(store: MessageStore) -> Holder | None:
-    """Return the process that registered itself as the deliverer of delayed messages."""
     for owner, figure in figures_in(Path(store.path)):
         if figure.name == DELIVERS and figure.counts[0]:
             return process(int(owner.partition("-")[0]))
@@ -97,7 +96,7 @@ def deliverer(store: MessageStore) -> Holder | None:
 
 
 class GroupLag(NamedTuple):
-    """How far a group is behind the end of a queue.
+    """The lag of a group in a queue.
 
     offset: the next one to read, or None if the group never committed one. end: the queue's max offset. messages: those
     that the group has not read.
@@ -111,7 +110,6 @@ class GroupLag(NamedTuple):
 
 
 def group_lags(log: Log, group: str | None = None, topic: str | None = None) -> Iterator[GroupLag]:
-    """Return the lag in each queue of each existing topic in which a group has offsets."""
     topics = log.topics()
     for reader, offsets in sorted(log.groups().items()):
         names = {queue.topic for queue in offsets} if group in (None, reader) else set()
@@ -137,12 +135,11 @@ class Latency(NamedTuple):
 
 
 def clients(root: Path) -> Clients:
-    """Return the figures of the processes that use the store in `root` now."""
     return {(client, each.name, each.topic, each.group): each for client, each in figures_in(root)}
 
 
 def latencies(before: Clients, now: Clients) -> list[Latency]:
-    """Return the latencies measured between two looks, by name, topic and group."""
+    """By name, topic and group."""
     found: dict[tuple[str, str, str], Int64s] = {}
     for key, each in now.items():
         if each.name in BUCKETS:
@@ -156,7 +153,7 @@ def latencies(before: Clients, now: Clients) -> list[Latency]:
 
 
 def held(now: Clients) -> Counter[tuple[str, str]]:
-    """Return the number of held requests, by topic and group."""
+    """By topic and group."""
     found: Counter[tuple[str, str]] = Counter()
     for each in now.values():
         if each.name == HELD:
@@ -165,7 +162,7 @@ def held(now: Clients) -> Counter[tuple[str, str]]:
 
 
 def refused(now: Clients) -> Counter[str]:
-    """Return the number of connections that servers closed since their start, by reason."""
+    """Connections that servers closed since their start, by reason."""
     return Counter({name: sum(each.counts[0] for each in now.values() if each.name == name) for name in REFUSED})
 
 
@@ -190,7 +187,7 @@ def running_queries(root: Path) -> list[RunningQuery]:
 
 
 class Look(NamedTuple):
-    """The state of a store at one moment. at: `time.monotonic()`. deliverer: of delayed messages."""
+    """at: `time.monotonic()`. deliverer: of delayed messages."""
 
     at: float
     queues: dict[tuple[str, int], Extent]
@@ -211,7 +208,7 @@ def look(store: MessageStore, before: Look | None) -> Look:
 
 
 def rate_in(before: Look | None, now: Look, queue: Extent) -> float | None:
-    """Return messages appended per second between two looks, or None if the first look has no such queue."""
+    """Return messages per second between two looks, or None if the first look has no such queue."""
     earlier = None if before is None else before.queues.get((queue.topic, queue.queue))
     if before is None or earlier is None:
         return None
@@ -219,7 +216,7 @@ def rate_in(before: Look | None, now: Look, queue: Extent) -> float | None:
 
 
 def rate_out(before: Look | None, now: Look, lag: GroupLag) -> float | None:
-    """Return messages read by a group per second between two looks, or None without an offset."""
+    """Return messages per second between two looks, or None without an offset."""
     earlier = None if before is None else before.groups.get((lag.group, lag.queue))
     if before is None or earlier is None or earlier.offset is None or lag.offset is None:
         return None

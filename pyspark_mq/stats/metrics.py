@@ -76,7 +76,7 @@ class StoreCollector:
 
 
 def _new_bytes(store: MessageStore, before: Extent, now: Extent) -> int:
-    """Return the bytes of records appended between two looks at a queue, without deleted ones."""
+    """Return the bytes of records appended between two looks, without deleted ones."""
     if now.first == before.first and now.end >= before.end:
         return now.size - before.size
     start = min(max(before.end, now.first), now.end)

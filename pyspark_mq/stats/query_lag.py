@@ -64,7 +64,7 @@ def positions(source: Mapping[str, Any]) -> tuple[Positions, Positions] | None:
 def query_lags(source: Mapping[str, Any], log: Log | None = None) -> dict[Queue, QueryLag]:
     """Return the lag in each queue of one entry of a progress' `sources`; {} for a source of another format.
 
-    log: used to exclude deleted messages. Without it, the lag of a queue that was never read starts at offset 0.
+    log: to exclude deleted messages. Without it, the lag of a queue that was never read starts at offset 0.
     """
     found = positions(source)
     if found is None:
@@ -79,7 +79,7 @@ def query_lags(source: Mapping[str, Any], log: Log | None = None) -> dict[Queue,
 
 
 def of_query(of_sources: Iterable[Mapping[Queue, QueryLag]]) -> dict[Queue, QueryLag]:
-    """Merge the lags of a query's sources. If several sources read a queue, the longest lag counts."""
+    """If several sources read a queue, the longest lag counts."""
     found: dict[Queue, QueryLag] = {}
     for by_queue in of_sources:
         for queue, lag in by_queue.items():
@@ -88,7 +88,7 @@ def of_query(of_sources: Iterable[Mapping[Queue, QueryLag]]) -> dict[Queue, Quer
 
 
 def total(by_queue: Mapping[Queue, QueryLag]) -> QueryLag:
-    """Return the sums over all queues and the longest time. A field is None if it is unknown for a queue."""
+    """Return sums and the longest time. A field is None if it is unknown for a queue."""
     sizes = [lag.bytes for lag in by_queue.values()]
     times = [lag.seconds for lag in by_queue.values() if lag.seconds is not None]
     return QueryLag(
@@ -119,7 +119,7 @@ def _lag(left: QueueRange, log: Log | None) -> QueryLag:
 
 
 def record_bytes(left: QueueRange, log: Log) -> int | None:
-    """Return the bytes of a non-empty range, or None if the log cannot tell. The size of a long range is estimated."""
+    """Return None if the log cannot tell. The size of a long range is estimated."""
     sizes = log.sizes(left._replace(end=min(left.end, left.start + _SIZES_AT_ONCE)))
     return None if sizes is None else int(sizes.sum()) * left.length // len(sizes)
 
