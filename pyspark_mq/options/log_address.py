@@ -59,12 +59,12 @@ CLUSTER_NAMES = names_of(CLUSTER_OPTIONS)
 
 NOT_ON_A_CLUSTER: Mapping[str, str] = {
     "path": "a query reads a directory or a cluster",
-    "archive": "a broker has no archive of ours; an archive is read by its own `path`",
-    "storageOptions": "they are for an archive, which is read by its own `path`",
-    "consumeMode": "brokers lock queues for members of a group that send heart-beats, and a query is none; what "
-    "`startingOffsets=group` and `consumerGroup` do works",
+    "archive": "a broker has no archive of this package; read an archive by its own `path`",
+    "storageOptions": "they are for an archive; read it by its own `path`",
+    "consumeMode": "brokers lock queues only for members that send heart-beats, and a query is no member; "
+    "`startingOffsets=group` and `consumerGroup` work",
     "whenLocked": "it goes with `consumeMode=orderly`",
-    "maxBytesPerTrigger": "brokers do not tell the sizes of messages before they are read; use `maxOffsetsPerTrigger`",
+    "maxBytesPerTrigger": "a query learns the sizes of messages only when it reads them; use `maxOffsetsPerTrigger`",
     "stagingPath": "it is for `delivery=exactly-once`",
     "producerGroup": "it is for `delivery=exactly-once`",
 }
@@ -76,16 +76,15 @@ OTHERWISE_ON_A_CLUSTER: Mapping[str, str] = {
     "startingOffsetsByTimestamp": "likewise",
     "endingOffsets": "likewise",
     "endingOffsetsByTimestamp": "likewise",
-    "consumerGroup": "its offsets are the brokers', and pulls name it (the default is "
-    f"`{TOOLS_GROUP}`): brokers count them by group, and access control checks it. After an admin tool resets the "
-    "group, a query continues from its checkpoint; brokers of 5.3 and later report the reset, and a warning is logged",
-    "subExpression": "messages that do not match come over the network, too, and are dropped in the task",
-    "failOnDataLoss": (
-        "lost messages are noticed; a topic that a RocketMQ broker restarted is noticed only if it is now shorter"
-    ),
-    "holdTimeoutMs": "an idle query asks the brokers nothing more often for it: a pull waits at the end of each queue",
-    "ledgerPath": "with `realTime` it is needed: a place that the driver and all executors see",
-    "delivery": "only `at-least-once`, which has to be said",
+    "consumerGroup": f"the brokers keep its offsets. Pulls name the group (default `{TOOLS_GROUP}`), for the brokers' "
+    "statistics and access control. After an admin tool resets the group, a query continues from its checkpoint, and "
+    "logs a warning if the brokers report the reset (5.3 and later)",
+    "subExpression": "the task filters: all messages come over the network",
+    "failOnDataLoss": "the query notices lost messages, but a topic that a RocketMQ broker restarted only if it is now "
+    "shorter",
+    "holdTimeoutMs": "no effect on the load of brokers, because a pull waits at the end of each queue",
+    "ledgerPath": "required with `realTime`: a place that the driver and all executors see",
+    "delivery": "must be `at-least-once`",
 }
 """Options that differ between a cluster and a directory, with the difference."""
 
