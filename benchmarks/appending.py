@@ -26,7 +26,6 @@ _STORED_BYTES = 4  # at most, for each byte of a table
 
 
 def main(count: int, runs: int) -> None:
-    """`append_table` appends `count` messages of each body size, the loops fewer."""
     rows = []
     for body_bytes in (100, 1000):
         (table,) = messages(count, body_bytes, at_once=count)
@@ -45,7 +44,7 @@ def main(count: int, runs: int) -> None:
 
 
 def _rate(append: Callable[[MessageStore], int], expected_bytes: int) -> float:
-    """Return messages per second. The store's files exist already, as the plain write's file does."""
+    """The store's files exist already, as the plain write's file does."""
     with TemporaryDirectory(prefix="mq-bench-") as folder, MessageStore.open(Path(folder) / "store") as store:
         store.create_topic(TOPIC, QUEUES)
         store.put_many([Message(TOPIC, b"first", keys=("first",), queue_id=queue) for queue in range(QUEUES)])
@@ -94,8 +93,8 @@ def _write_plainly(folder: Path, pieces: list[bytes]) -> float:
 def _settle(folder: Path, size: int) -> None:
     """Write back earlier dirty pages, and make `size` bytes of free memory resident.
 
-    A virtual machine returns memory to its host after some idle seconds, and the next access to it costs ten times the
-    write itself. So before each measurement a file of that size is written and deleted. The system reuses its pages.
+    A virtual machine returns free memory to its host, and the next access to it costs ten times the write itself. So
+    before each measurement a file of that size is written and deleted.
     """
     os.sync()
     path = folder / "settle"

@@ -26,7 +26,7 @@ _ROWS_AT_ONCE = 50_000
 
 
 def messages(count: int, body_bytes: int, seed: int = 0, at_once: int = _ROWS_AT_ONCE) -> Iterator[pa.Table]:
-    """Yield tables of `at_once` messages, with random bodies, one of five tags, and one key each."""
+    """Tables of `at_once` messages, with random bodies, one of five tags, and one key each."""
     random = np.random.default_rng(seed)
     names = np.array([*TAGS, RARE_TAG])
     weights = [0.99 / len(TAGS)] * len(TAGS) + [0.01]

@@ -32,7 +32,7 @@ with MessageStore.open(sys.argv[1], read_only=True) as store:
 
 @contextmanager
 def archiver(path: Path) -> Iterator[None]:
-    """Run a process that archives the whole store repeatedly, each time to another directory."""
+    """Archives the whole store repeatedly, each time to another directory."""
     with TemporaryDirectory(prefix="mq-bench-") as folder:
         command = [sys.executable, "-c", _ARCHIVER, str(path), folder]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
@@ -45,7 +45,7 @@ def archiver(path: Path) -> Iterator[None]:
 
 
 def append_seconds(path: Path, body_bytes: int, seconds: float, pace: float | None, *, archiving: bool) -> float:
-    """Return the median seconds of an append. pace: messages per second, None for full speed."""
+    """pace: messages per second, None for full speed."""
     (table,) = messages(_AT_ONCE, body_bytes, at_once=_AT_ONCE)
     if archiving:
         with archiver(path):

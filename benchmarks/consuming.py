@@ -35,7 +35,7 @@ def main(count: int, runs: int) -> None:
 
 
 def rates(count: int, runs: int) -> None:
-    """Measure messages per second by wall-clock time, because a consumer's threads read ahead during calls."""
+    """By wall-clock time, because a consumer's threads read ahead during calls."""
     rows = []
     config = StoreConfig(maxTransferCountOnMessageInMemory=_AT_ONCE, maxTransferBytesOnMessageInMemory=1 << 30)
     why_not = unavailable()
@@ -77,7 +77,7 @@ def _get(store: MessageStore) -> float:
 
 
 def _consume(path: Path, count: int, *, orderly: bool) -> float:
-    """Measure from the first call to the last, with a new group. The listener reads every body."""
+    """From the first call to the last, with a new group."""
     calls: list[float] = []
     seen, all_seen, threads = 0, threading.Event(), threading.Lock()
 
@@ -97,7 +97,7 @@ def _consume(path: Path, count: int, *, orderly: bool) -> float:
 
 
 def _kafka(servers: str, topic: str, count: int) -> float:
-    """Measure from the first message to the last, with a new group. Every body is read."""
+    """From the first message to the last, with a new group."""
     kafka = import_module("confluent_kafka")
     group = {"group.id": f"bench-{time.monotonic_ns()}", "auto.offset.reset": "earliest"}
     consumer = kafka.Consumer({"bootstrap.servers": servers, **group})
@@ -134,7 +134,6 @@ def latency(seconds: float) -> None:
 
 
 def takeovers(times: int) -> None:
-    """Measure the time until one consumer owns all queues after the other was closed or killed."""
     rows = []
     with store_with(QUEUES) as path, Consumer(path, "bench", TOPIC, lambda _: None, orderly=True) as consumer:
         for how in ("close", "kill"):

@@ -53,7 +53,7 @@ def _measure(pending: int, measured: int, seconds: float) -> None:
 
 
 def _late(store: MessageStore, count: int, seconds: float, way: str) -> npt.NDArray[np.float64]:
-    """Return how many ms late each of `count` messages reaches its topic. They are due over `seconds`."""
+    """Return ms. The messages are due over `seconds`."""
     ends = [store.max_offset(TOPIC, queue) for queue in range(QUEUES)]
     begin = int(time.time() * 1000) + 2000
     if way == "deliver_at":
@@ -77,7 +77,7 @@ def _late(store: MessageStore, count: int, seconds: float, way: str) -> npt.NDAr
 
 
 def _resident() -> int:
-    """Return the anonymous memory of this process in bytes."""
+    """Return the anonymous memory in bytes."""
     for line in Path(f"/proc/{os.getpid()}/status").read_text().splitlines():
         if line.startswith("RssAnon"):
             return int(line.split()[1]) * 1024

@@ -8,7 +8,6 @@ from benchmarks.bench import RARE_TAG, TOPIC, filled, show, side_by_side, spark
 
 
 def main(count: int, runs: int) -> None:
-    """The tag is on 1 % of `count` messages."""
     session = spark()
     rows = []
     for body_bytes in (100, 1000):

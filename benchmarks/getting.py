@@ -12,7 +12,6 @@ _AT_ONCE = (1, 32, 1000)
 
 
 def main(count: int, runs: int) -> None:
-    """Print the table in CPU seconds, with `count` messages of each body size."""
     config = StoreConfig(maxTransferCountOnMessageInMemory=max(_AT_ONCE), maxTransferBytesOnMessageInMemory=1 << 30)
     rows = []
     for body_bytes in (100, 1000):

@@ -19,7 +19,6 @@ _START_MS = 1_700_000_000_000
 
 
 def main(count: int, queries: int) -> None:
-    """Index `count` keys in appends of 100,000, then run `queries` queries."""
     with TemporaryDirectory(prefix="mq-bench-") as folder:
         index = Index(Path(folder), _SLOTS, _ENTRIES, writable=True)
         rows = []
@@ -34,7 +33,7 @@ def main(count: int, queries: int) -> None:
 
 
 def _file(index: Index, first: int, size: int) -> float:
-    """Return the seconds to index keys number [first, first + size)."""
+    """Index keys number [first, first + size)."""
     names = np.char.add("o-", np.arange(first, first + size).astype("U"))
     behind = index.end_offset() + _RECORD_BYTES
     offsets = behind + np.arange(size, dtype=np.int64) * _RECORD_BYTES

@@ -37,7 +37,6 @@ group.initial.rebalance.delay.ms=0
 
 
 def unavailable() -> str | None:
-    """Return the missing requirements, or None."""
     missing = [tool for tool in ("java", "mvn") if shutil.which(tool) is None]
     missing += ["confluent-kafka"] if find_spec("confluent_kafka") is None else []
     return f"needs {' and '.join(missing)}" if missing else None
@@ -64,7 +63,7 @@ def broker() -> Iterator[str]:
 
 
 def produced(servers: str, count: int, body_bytes: int) -> str:
-    """Create a Kafka topic with the messages of `bench.messages`, partitioned by key. Return its name."""
+    """Create a Kafka topic with the messages of `bench.messages`, partitioned by key."""
     kafka, kafka_admin = import_module("confluent_kafka"), import_module("confluent_kafka.admin")
     topic = f"{TOPIC}-{body_bytes}"
     admin = kafka_admin.AdminClient({"bootstrap.servers": servers})
@@ -78,13 +77,12 @@ def produced(servers: str, count: int, body_bytes: int) -> str:
 
 
 def connector() -> dict[str, str]:
-    """Return the Spark settings for `format("kafka")`."""
     jars = _classpath(_CONNECTOR).split(":")
     return {"spark.jars": ",".join(jar for jar in jars if "kafka" in jar or "commons-pool2" in jar)}
 
 
 def _classpath(pom: Path) -> str:
-    """Return the jars of a POM and their dependencies. Maven downloads them once."""
+    """Maven downloads the jars once."""
     with NamedTemporaryFile("r") as file:
         goal = f"-Dmdep.outputFile={file.name}"
         subprocess.run(["mvn", "-q", "-B", "-f", pom, "dependency:build-classpath", goal], check=True)

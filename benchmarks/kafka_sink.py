@@ -26,7 +26,6 @@ _topics = counting()
 @click.command()
 @click.option("--small", is_flag=True, help="See that everything runs; the numbers mean nothing.")
 def main(small: bool) -> None:
-    """Write rows with a body of 100 B to all sinks in turn in one session."""
     count, runs = (2_000, 0) if small else (2_000_000, 5)
     why_not = unavailable()
     if why_not is not None:
@@ -64,7 +63,7 @@ def _compare(
 
 
 def kafka_seconds(servers: str, frame: DataFrame) -> float:
-    """Write to a new topic with default settings: the broker acknowledges each row."""
+    """With default settings: the broker acknowledges each row."""
     kafka = import_module("confluent_kafka.admin")
     admin, topic = kafka.AdminClient({"bootstrap.servers": servers}), f"{TOPIC}-{next(_topics)}"
     admin.create_topics([kafka.NewTopic(topic, QUEUES, 1)])[topic].result()

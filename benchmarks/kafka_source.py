@@ -22,7 +22,6 @@ COLUMNS = "topic string, queueId int, queueOffset bigint, keys string, body bina
 @click.command()
 @click.option("--small", is_flag=True, help="See that everything runs; the numbers mean nothing.")
 def main(small: bool) -> None:
-    """Read with both sources in turn in one session, from 4 queues into `noop`."""
     count, runs = (2_000, 0) if small else (2_000_000, 5)
     why_not = unavailable()
     with ExitStack() as stack:

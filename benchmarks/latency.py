@@ -70,7 +70,6 @@ def main(small: bool, stages: int | None) -> None:
 
 
 def percentiles(milliseconds: Floats) -> list[str]:
-    """Return p50, p90, p99 of latencies in ms."""
     return [f"{value:,.2f}" for value in np.percentile(milliseconds, [50, 90, 99])] if len(milliseconds) else ["-"] * 3
 
 
@@ -78,7 +77,7 @@ def percentiles(milliseconds: Floats) -> list[str]:
 
 
 def pulls(count: int) -> None:
-    """Another process puts `count` messages at 1,000/s. A held request gets all that arrived together."""
+    """Another process puts at 1,000/s. A held request gets all that arrived together."""
     with store_with(queues=QUEUES) as path, MessageStore.open(path, read_only=True) as store:
         writer = start_writer(path, 1000, count / 1000)
         latencies: list[float] = []
@@ -95,7 +94,7 @@ def pulls(count: int) -> None:
 
 
 def thousand(requests: int, arrivals: int) -> None:
-    """Measure many filtered requests, on few queues or on one queue each. Each arrival matches one request.
+    """Many filtered requests, on few queues or on one queue each. Each arrival matches one request.
 
     Every queue has a message already, so the creation of its first file is not measured.
     """
@@ -126,7 +125,7 @@ def thousand(requests: int, arrivals: int) -> None:
 
 
 def driver_hold(arrivals: int) -> None:
-    """Measure an idle micro-batch query held in the driver, from the publish to the return of `latestOffset`."""
+    """An idle micro-batch query held in the driver, from the publish to the return of `latestOffset`."""
     with store_with(QUEUES) as path, MessageStore.open(path) as store:
         options = {"path": str(path), "subscribe": TOPIC, "holdTimeoutMs": "10000"}
         reader = stream_reader(SourceOptions.parse(options), default_schema(False))
@@ -152,7 +151,7 @@ def driver_hold(arrivals: int) -> None:
 
 
 def queries(session: SparkSession, rates: tuple[int, ...], seconds: float, batch_seconds: float) -> None:
-    """Measure from `put` to the sink's stage, by the JVM's clock for each row, after the first batch."""
+    """From `put` to the sink's stage, by the JVM's clock for each row, after the first batch."""
     rows = []
     for rate in rates:
         for mode in ("micro-batch", "real-time"):
@@ -205,7 +204,7 @@ def source(session: SparkSession, store: Path, batch_seconds: float | None) -> D
 
 
 def stage_writer(rows: DataFrame, out: Path, stage: str | None) -> DataStreamWriter:
-    """Return a writer of `rows` to Parquet files with (sent, seen), stamped in the JVM or by a Python sink."""
+    """Write (sent, seen) to Parquet files, stamped in the JVM or by a Python sink."""
     if stage == "a sink in Python":
         return rows.writeStream.format("stamping").option("path", str(out))
     if stage == "mapInArrow":
@@ -217,7 +216,6 @@ def stage_writer(rows: DataFrame, out: Path, stage: str | None) -> DataStreamWri
 
 
 def feed(query: StreamingQuery, store: Path, rate: float, seconds: float, batch_seconds: float) -> None:
-    """Let a started query read the messages of a steady writer, then stop it."""
     start_writer(store, 1, 0.1).wait()
     while not any(progress["numInputRows"] for progress in query.recentProgress) and query.isActive:
         time.sleep(0.1)  # the first batch starts all processes
@@ -227,7 +225,7 @@ def feed(query: StreamingQuery, store: Path, rate: float, seconds: float, batch_
 
 
 def sink_files(out: Path) -> Iterator[list[str]]:
-    """Yield the files of each non-empty batch, in order. For the Parquet sink they come from its manifests."""
+    """Yield the files of each non-empty batch, in order. The Parquet sink lists them in its manifests."""
     manifests = out / "_spark_metadata"
     numbers = sorted(
         int(path.name) for path in (manifests if manifests.exists() else out).iterdir() if path.name.isdigit()
@@ -243,7 +241,7 @@ def sink_files(out: Path) -> Iterator[list[str]]:
 
 
 def python_stages(small: bool) -> None:
-    """Measure as `queries`, real-time at 100/s, with a Python stage between the source and the stamps."""
+    """As `queries`, real-time at 100/s, with a Python stage between the source and the stamps."""
     rows = []
     for number, settings in enumerate(HANDED_ON):
         program = [sys.executable, "-m", "benchmarks.latency", "--stages", str(number), *(["--small"] if small else [])]
@@ -256,7 +254,7 @@ def python_stages(small: bool) -> None:
 
 
 def backlog(session: SparkSession, count: int, batch_seconds: float) -> None:
-    """Measure rows per second into `noop` over one backlog: AvailableNow, and real-time batches."""
+    """Rows per second over one backlog: AvailableNow, and real-time batches."""
     with filled(count, 100) as path:
         rates = {}
         for mode in ("warm-up", "micro-batch", "real-time"):
@@ -279,7 +277,7 @@ def backlog(session: SparkSession, count: int, batch_seconds: float) -> None:
 
 
 def idle(session: SparkSession, seconds: float) -> None:
-    """Measure the CPU of the Python processes of a real-time query that holds 16 idle queues."""
+    """A real-time query that holds 16 idle queues."""
     with store_with(queues=16) as path, TemporaryDirectory() as checkpoint:
         frame = session.readStream.format("mq").option("subscribe", TOPIC).option("realTime", "true").load(str(path))
         query = frame.writeStream.format("noop").option("checkpointLocation", checkpoint).start()

@@ -9,7 +9,6 @@ from store import MessageStore
 
 
 def main(count: int, runs: int) -> None:
-    """Use `count` messages of 100 B."""
     session = spark()
     with filled(count, 100) as path:
         with MessageStore.open(path, read_only=True) as store:

@@ -17,7 +17,6 @@ from store import Message, MessageStore
 
 
 def main(runs: int, queues: Sequence[int] = (1, 200, 1000)) -> None:
-    """Measure a batch with a message in every queue, and one without new messages."""
     rows = [[f"{count:,}", *(f"{1000 * seconds:.1f} ms" for seconds in _seconds(count, runs))] for count in queues]
     show(f"Planning a micro-batch, medians of {runs} runs", ["queues", "a batch", "nothing new"], rows)
 

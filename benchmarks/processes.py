@@ -22,7 +22,6 @@ _IDLE_SECONDS = 20
 
 
 def main(small_bytes: int, large_bytes: int, idle_seconds: float = _IDLE_SECONDS) -> None:
-    """Compare backlogs of `small_bytes` and `large_bytes`, in bodies of 1,000 B."""
     session = spark()
     rows = []
     for backlog in (small_bytes, large_bytes):
@@ -35,7 +34,7 @@ def main(small_bytes: int, large_bytes: int, idle_seconds: float = _IDLE_SECONDS
 
 
 def _peak_anonymous(work: Callable[[], object]) -> int:
-    """Return the largest RssAnon in bytes of any Python child process while `work` ran."""
+    """Return the largest RssAnon in bytes of any Python child process."""
     peak, done = 0, threading.Event()
 
     def sample() -> None:
@@ -80,7 +79,7 @@ def _running_query(session: SparkSession, path: Path, folder: str) -> Iterator[N
 
 
 def _usage() -> dict[int, tuple[float, int]]:
-    """Return CPU seconds and voluntary context switches (wake-ups) of each Python process, by pid."""
+    """Return CPU seconds and voluntary context switches of each Python process, by pid."""
     usage = {}
     for process in _pythons():
         try:

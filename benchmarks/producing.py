@@ -59,7 +59,7 @@ def _no_broker() -> Iterator[None]:
 
 
 def _rate(append: Callable[[MessageStore], int]) -> float:
-    """Return messages per second, from the first message sent to the last one acknowledged."""
+    """From the first message sent to the last one acknowledged."""
     with TemporaryDirectory(prefix="mq-bench-") as folder, MessageStore.open(Path(folder) / "store") as store:
         store.create_topic(TOPIC, QUEUES)
         store.put(Message(TOPIC, b"first", keys=("first",)))
@@ -95,7 +95,7 @@ def _append_table(table: pa.Table, store: MessageStore) -> int:
 
 
 def _kafka(servers: str, parts: Parts) -> float:
-    """Return messages per second with default settings: acknowledged by the broker, as in our `Producer`."""
+    """With default settings: acknowledged by the broker, as in our `Producer`."""
     kafka, kafka_admin = import_module("confluent_kafka"), import_module("confluent_kafka.admin")
     topic = f"{TOPIC}-{next(_topics)}"
     admin = kafka_admin.AdminClient({"bootstrap.servers": servers})

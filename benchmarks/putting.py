@@ -20,7 +20,6 @@ _FLUSHED = 10  # divides the count if each put waits for the disk
 
 
 def main(count: int, runs: int) -> None:
-    """Put `count` messages of 100 B with tag and key one by one, except by `put_many`."""
     rows = []
     for mode, each in (("ASYNC_FLUSH", count), ("SYNC_FLUSH", count // _FLUSHED)):
         ways = {
@@ -41,7 +40,7 @@ def _messages(count: int) -> list[Message]:
 
 
 def _rate(mode: str, count: int, put: Callable[[MessageStore, int], float]) -> float:
-    """Return messages per second into a store whose files exist already. put: returns the seconds for `count`."""
+    """The store's files exist already. put: returns the seconds for `count`."""
     with (
         TemporaryDirectory(prefix="mq-bench-") as folder,
         MessageStore.open(Path(folder) / "store", config=StoreConfig(flushDiskType=mode)) as store,

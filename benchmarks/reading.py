@@ -48,7 +48,7 @@ def batch_seconds(frames: Frames) -> float:
 
 
 def stream_seconds(frames: Frames) -> float:
-    """Return the seconds of the micro-batches (Spark's triggerExecution) that read everything into `noop`."""
+    """Return the seconds of the micro-batches (Spark's triggerExecution)."""
     with TemporaryDirectory() as checkpoint:
         writer = frames.stream().writeStream.format("noop").option("checkpointLocation", checkpoint)
         query = writer.trigger(availableNow=True).start()

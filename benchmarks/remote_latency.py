@@ -34,7 +34,6 @@ _BATCHES = 3  # the first is not measured, and messages are sent throughout the 
 @click.command()
 @click.option("--small", is_flag=True, help="See that everything runs; the numbers mean nothing.")
 def main(small: bool) -> None:
-    """Measure both at once, for the same messages, and each alone."""
     head = ["", "who else reads", "p50", "p90", "p99"]
     if (reason := unavailable()) is not None:
         show(f"no broker to read from: {reason}", head, [])
@@ -99,7 +98,7 @@ def push(rocketmq: RocketMQ, name_server: str, broker: str, seconds: float) -> F
 
 
 def query(session: SparkSession, name_server: str, broker: str, seconds: float, batch_seconds: float) -> Floats:
-    """Return milliseconds to rows in a JVM stage, for messages that were sent while a batch was reading."""
+    """For messages that were sent while a batch was reading."""
     with TemporaryDirectory(prefix="mq-bench-") as folder:
         out = Path(folder) / "out"
         given = {"nameServer": name_server, "subscribe": TOPIC, "ledgerPath": f"{folder}/ledger", "realTime": "true"}
@@ -120,7 +119,6 @@ def query(session: SparkSession, name_server: str, broker: str, seconds: float, 
 
 
 def read(query: StreamingQuery) -> int:
-    """Return the number of finished batches that read messages."""
     return sum(progress["numInputRows"] > 0 for progress in query.recentProgress)
 
 

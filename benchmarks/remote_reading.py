@@ -33,7 +33,6 @@ _LINE = "5.3"
 
 
 def main(count: int, runs: int, body_sizes: tuple[int, ...] = (100, 4096)) -> None:
-    """Read `count` messages of 100 B, and at least as many bytes of larger ones."""
     session = spark()
     rows = []
     for body_bytes in body_sizes:
@@ -69,7 +68,6 @@ def _rates(count: int, body_bytes: int, seconds: float) -> list[str]:
 
 
 def _measures(session: SparkSession, name_server: str) -> dict[str, Callable[[], float]]:
-    """Return functions that measure seconds, by name."""
     return {
         "Spark, default columns, CRC checked": lambda: _with_spark(session, name_server, DEFAULT, "true"),
         "Spark, queueOffset and body, no CRC": lambda: _with_spark(session, name_server, SLIM, "false"),
@@ -78,7 +76,7 @@ def _measures(session: SparkSession, name_server: str) -> dict[str, Callable[[],
 
 
 def _with_spark(session: SparkSession, name_server: str, schema: str, check_crc: str) -> float:
-    """Return the seconds of a batch query into `noop`, with one task for each queue."""
+    """One task for each queue."""
     given = {"nameServer": name_server, "subscribe": TOPIC, "checkCRC": check_crc}
     frame = session.read.format("mq").schema(schema).options(**given).load()
     begin = time.perf_counter()
@@ -98,7 +96,6 @@ def _in_one_process(name_server: str) -> float:
 
 @contextmanager
 def _served(path: Path) -> Iterator[str]:
-    """Run `serve` in its own process and yield its address."""
     command = [sys.executable, "-c", _SERVER, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -108,7 +105,7 @@ def _served(path: Path) -> Iterator[str]:
 
 @contextmanager
 def _broker(folder: Path, count: int) -> Iterator[tuple[RocketMQ, str]]:
-    """Run a broker with default settings and `count` messages of 100 B. Yields it and its name server's address."""
+    """With default settings and `count` messages of 100 B. Yields it and its name server's address."""
     rocketmq, ports = RocketMQ(_LINE), free_ports()
     name_server = f"127.0.0.1:{ports['namesrvPort']}"
     with rocketmq.broker(folder / "mq", None, topic=TOPIC, queues=QUEUES, **ports):

@@ -48,7 +48,6 @@ def main(sends: int, latencies: int, held: int, read_bytes: int) -> None:
 
 @contextmanager
 def served(path: Path, settings: dict[str, int] | None = None) -> Iterator[tuple[str, psutil.Process]]:
-    """Yield the address of `pyspark-mq serve`, and its process."""
     conf = path.parent / "broker.conf"
     conf.write_text("".join(f"{name}={value}\n" for name, value in (settings or {}).items()))
     with socket.socket() as free:
@@ -112,7 +111,7 @@ def _spread(ms: list[float]) -> str:
 
 
 def _held(held: int, arrivals: int) -> list[list[str]]:
-    """Measure `held` pulls, each of its own queue. Each arrival answers one of them."""
+    """Each pull has its own queue. Each arrival answers one of them."""
     with store_with(held, "bench") as path:
         with MessageStore.open(path) as store:  # create each queue's first file
             store.put_many([Message("bench", b"", queue_id=queue) for queue in range(held)])
@@ -177,7 +176,6 @@ def _pulls(body_bytes: int, count: int, settings: dict[str, int]) -> list[str]:
 
 
 def _pull_all(client: Client, address: str, asked: list[tuple[int, int]], step: int) -> int:
-    """Return the number of bytes received."""
     under_way: set[Future[Command]] = set()
     read = 0
     for queue, offset in asked:

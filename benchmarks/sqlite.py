@@ -18,7 +18,6 @@ _AT_ONCE = 32
 
 
 def main(count: int, runs: int) -> None:
-    """Measure CPU time per call, over `count` messages of 100 B with a tag and a key."""
     ways = {
         "put of one": partial(_put, count),
         "SQLite, one autocommit insert": partial(_insert, count),
@@ -45,7 +44,7 @@ def _put(count: int) -> float:
 
 
 def _get(count: int) -> float:
-    """Return CPU seconds per call. Creates `StoredMessage` objects with their properties."""
+    """Create `StoredMessage` objects with their properties."""
     with _store() as store:
         store.put_many(_messages(count))
         store.get_message("g", TOPIC, 0, 0, _AT_ONCE)
@@ -93,7 +92,7 @@ def _messages(count: int) -> list[Message]:
 
 @contextmanager
 def _database() -> Iterator[sqlite3.Connection]:
-    """Open a database with WAL and synchronous=NORMAL. As with `put`, inserts survive a kill, maybe not a crash."""
+    """WAL and synchronous=NORMAL. As with `put`, inserts survive a kill, maybe not a crash."""
     with (
         TemporaryDirectory(prefix="mq-bench-") as folder,
         closing(sqlite3.connect(Path(folder) / "db", isolation_level=None)) as db,

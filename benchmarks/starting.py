@@ -37,7 +37,6 @@ def main(runs: int) -> None:
 
 
 def _seconds(program: str, path: Path) -> float:
-    """Return the CPU time of a new process, user and system."""
     process = os.posix_spawn(sys.executable, [sys.executable, "-c", program, str(path)], os.environ)
     _, status, usage = os.wait4(process, 0)
     if status:

@@ -78,7 +78,7 @@ def _start(frame: DataFrame, checkpoint: str) -> _Start:
 
 
 def _reader_seconds() -> float:
-    """Return the CPU time, user and system, of the reader's process. Only one query runs at a time."""
+    """Only one query runs at a time."""
     times = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # processes of earlier queries, which were not awaited

@@ -33,7 +33,6 @@ def sink_seconds(frame: DataFrame, delivery: str) -> float:
 
 
 def main(count: int, runs: int, body_sizes: tuple[int, ...] = (100, 1000)) -> None:
-    """Write `count` rows for each body size, from 4 tasks."""
     session, rows = spark(), []
     deliveries = ("at-least-once", "exactly-once")
     for body_bytes in body_sizes:

@@ -1,7 +1,6 @@
 """The command `pyspark-mq`. Only `demo` starts Spark; the other commands are plain Python.
 
-Results go to standard output, progress bars to standard error. An error is one line. Exit codes: 2 for wrong usage, 1
-for other errors, 130 for Ctrl-C, after a line that says how far the command got.
+Exit codes: 2 for wrong usage, 1 for other errors, 130 for Ctrl-C.
 """
 
 from importlib import import_module

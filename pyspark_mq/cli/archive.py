@@ -1,5 +1,3 @@
-"""`pyspark-mq archive` and `pyspark-mq restore`: copy old messages to an archive, and a store from one."""
-
 import time
 from collections.abc import Sequence
 

@@ -1,5 +1,3 @@
-"""`pyspark-mq bench`: measure the throughput of a directory."""
-
 from __future__ import annotations
 
 import time

@@ -1,5 +1,3 @@
-"""`pyspark-mq console`: browse a store or a cluster in a web browser."""
-
 from __future__ import annotations
 
 import click

@@ -1,5 +1,3 @@
-"""`pyspark-mq doctor`: check Python, Java, PySpark, the Python that Spark starts, and optionally a store."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""`pyspark-mq export`: write a topic, or a range of it, to a Parquet, Arrow or JSON file."""
-
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator

@@ -1,5 +1,3 @@
-"""`pyspark-mq groups`: show, reset and delete the offsets of consumer groups."""
-
 import json
 from itertools import groupby
 from operator import attrgetter

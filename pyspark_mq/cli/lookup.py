@@ -1,5 +1,3 @@
-"""`pyspark-mq query`: find messages by key or id, and offsets by time."""
-
 import json
 import sys
 from datetime import UTC, datetime, timedelta

@@ -1,5 +1,3 @@
-"""`pyspark-mq send`: append messages from arguments, a file, or the output of another program."""
-
 import json
 import os
 import stat

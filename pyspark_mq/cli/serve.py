@@ -1,5 +1,3 @@
-"""`pyspark-mq serve`: serve a store as RocketMQ's name server and broker."""
-
 import ctypes
 import ipaddress
 import signal

@@ -1,5 +1,3 @@
-"""`pyspark-mq stats`: show the contents of a store, once or repeatedly."""
-
 import json
 import time
 from itertools import count

@@ -1,5 +1,3 @@
-"""`pyspark-mq tail`: print a topic's messages, and wait for new ones."""
-
 import select
 import sys
 from collections.abc import Iterable

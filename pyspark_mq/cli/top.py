@@ -1,5 +1,3 @@
-"""`pyspark-mq top`: rates, sizes and lags of a store, on one screen."""
-
 from __future__ import annotations
 
 import time

@@ -1,5 +1,3 @@
-"""`pyspark-mq topic`: create, grow, list, describe and delete topics."""
-
 import time
 
 import click

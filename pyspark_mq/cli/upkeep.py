@@ -1,5 +1,3 @@
-"""`pyspark-mq clean` and `pyspark-mq verify`: apply retention; find and repair damage."""
-
 import os
 import sys
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""The address of the log that the option `path` or `nameServer` names."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""The options of a write with `format("mq")`. They are listed in `tables`."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping

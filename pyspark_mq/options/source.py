@@ -1,5 +1,3 @@
-"""The options of a query with `format("mq")`. They are listed in `tables`."""
-
 from __future__ import annotations
 
 import os

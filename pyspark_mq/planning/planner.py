@@ -1,5 +1,3 @@
-"""Plans the offsets of a query's next batch."""
-
 from __future__ import annotations
 
 import math

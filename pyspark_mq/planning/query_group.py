@@ -1,5 +1,3 @@
-"""A query as a part of a consumer group: it reports its progress, and an orderly query locks its queues."""
-
 from __future__ import annotations
 
 import logging

@@ -1,5 +1,3 @@
-"""The subscribed queues of an open log, as the driver sees them."""
-
 from __future__ import annotations
 
 import logging

@@ -1,5 +1,3 @@
-"""The columns of a written DataFrame, and the conversion of its Arrow batches to tables of messages."""
-
 from __future__ import annotations
 
 import time

@@ -1,5 +1,3 @@
-"""The batch reader: one fixed range of each subscribed queue, planned once for each DataFrame."""
-
 from __future__ import annotations
 
 import logging
@@ -26,7 +24,7 @@ if "PYSPARK_SPARK_SESSION_UUID" in os.environ:  # in Spark's Python processes, w
 
 
 class MqBatchReader(DataSourceReader):
-    """Reads [startingOffsets, endingOffsets) of each subscribed queue."""
+    """Reads [startingOffsets, endingOffsets) of each subscribed queue, planned once for each DataFrame."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         """Raises `OptionError`, `SchemaError`."""

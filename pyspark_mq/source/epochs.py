@@ -1,7 +1,4 @@
-"""The real-time batches of a query: planned as held tasks, which record their ends in the ledger.
-
-A micro-batch query handles real-time batches, too, because a query can switch modes with the same checkpoint.
-"""
+"""A micro-batch query handles real-time batches, too, because a query can switch modes with the same checkpoint."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""Tasks that read ranges of queues as Arrow batches, with any of `store.COLUMNS`."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""The Python worker that runs a task of Spark: the number of task slots, and garbage collection."""
-
 from __future__ import annotations
 
 import gc

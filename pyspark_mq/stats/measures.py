@@ -1,5 +1,3 @@
-"""Measurements of a store: sizes of queues and log files, lags of groups, latencies that clients report."""
-
 from __future__ import annotations
 
 import time
