@@ -144,10 +144,10 @@ class CommitLog:
         hidden: log offset of a record whose size is left zero, where readers (also RocketMQ) stop until `show`.
         """
         for at, data in stretches:
-            anew = at - at % self.segments.size >= end
+            may_create = at - at % self.segments.size >= end
             if at == hidden:
                 at, data = at + _HEAD_BYTES, memoryview(data)[_HEAD_BYTES:]
-            self.segments.write(at, data, anew=anew)
+            self.segments.write(at, data, may_create=may_create)
 
     def show(self, offset: int, size: int, *, flush: bool) -> None:
         self.segments.write(offset, size.to_bytes(_HEAD_BYTES, "big"))

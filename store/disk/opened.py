@@ -33,10 +33,10 @@ class Opened:
 
     _is_over = False
 
-    def __init__(self, what: str, anew: str) -> None:
-        """what: the handle's name in errors. anew: the call that opens another one."""
+    def __init__(self, what: str, opener: str) -> None:
+        """what: the handle's name in errors. opener: the call that opens another one."""
         self._what = what
-        self._anew = anew
+        self._opener = opener
         self._process = os.getpid()
         _all.add(self)
 
@@ -53,14 +53,14 @@ class Opened:
         if self.is_forked:
             return StoreForked(
                 f"{self._what}: opened in process {self._process}, and this is process {os.getpid()}, forked from it; "
-                f"make one for this process with {self._anew}"
+                f"make one for this process with {self._opener}"
             )
-        return StoreClosed(f"{self._what}: was closed; make a new one with {self._anew}")
+        return StoreClosed(f"{self._what}: was closed; make a new one with {self._opener}")
 
     def __reduce__(self) -> NoReturn:
         raise StoreNotOpen(
             f"{self._what}: cannot be copied or pickled, for it belongs to the process that opened it; "
-            f"hand its path on, and make one there with {self._anew}"
+            f"hand its path on, and make one there with {self._opener}"
         )
 
 
@@ -71,9 +71,9 @@ def shown(handle: Opened, details: Callable[[], str]) -> str:
             state = f"opened in process {handle._process}"
         else:
             state = "closed" if handle._is_over else f"open, {details()}"
-        return f"<{handle._anew}: {state}>"
+        return f"<{handle._opener}: {state}>"
     except StoreError as error:
-        return f"<{handle._anew}: open, {type(error).__name__}>"
+        return f"<{handle._opener}: open, {type(error).__name__}>"
     except AttributeError:
         return f"<{type(handle).__name__}: its constructor has not returned>"
 

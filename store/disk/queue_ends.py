@@ -179,7 +179,7 @@ class QueueEnds:
         end: int,
         *,
         announced: int | None = None,
-        filed_anew: bool = False,
+        rebuilds_index: bool = False,
     ) -> bool:
         """Whether queues and index have all entries recorded here, and the queues all entries of the log up to `end`.
 
@@ -188,7 +188,7 @@ class QueueEnds:
         announced: log offset up to which an unfinished append may have written; `end` without one. Queues may have
         entries after their ends only if that append wrote to them (`Appender.repair` undoes it), or if the log cannot
         tell. Other such entries show that the files are newer than the log. None allows them, because recovery
-        truncates them. filed_anew: the caller rebuilds the index after its `trusted` files, so later keys may be
+        truncates them. rebuilds_index: the caller rebuilds the index after its `trusted` files, so later keys may be
         missing.
         """
         root = log.segments.directory.parent
@@ -216,7 +216,7 @@ class QueueEnds:
             name: folder for name, folder in folders.items() if self.of[name] * CQ_ENTRY.itemsize > queue_file_size
         }
         until = end if dead == {} else None
-        return _begin(several, log, deleted) and self._index_holds(log, index, until, filed_anew=filed_anew)
+        return _begin(several, log, deleted) and self._index_holds(log, index, until, rebuilds_index=rebuilds_index)
 
     def forget_all_but(self, existing: Sequence[QueueName]) -> bool:
         """Forget queues that a broker deleted, because it restarts them at 0. Return whether there were any.
@@ -231,13 +231,13 @@ class QueueEnds:
     def _merge(self, ends: Mapping[QueueName, int]) -> None:
         self.of.update({name: max(self.of.get(name, 0), end) for name, end in ends.items()})
 
-    def _index_holds(self, log: CommitLog, index: Index, end: int | None, *, filed_anew: bool) -> bool:
+    def _index_holds(self, log: CommitLog, index: Index, end: int | None, *, rebuilds_index: bool) -> bool:
         """Whether the index has the recorded keys, and none after log offset `end`."""
         if not index.is_enabled:
             return True
         names, first_byte = set(index.names()), log.min_offset()
         with suppress(ConfigError):
-            until = max((last for _, last in index.spans(index.trusted())), default=-1) if filed_anew else LONG_MAX
+            until = max((last for _, last in index.spans(index.trusted())), default=-1) if rebuilds_index else LONG_MAX
             if not all(name in names or not first_byte <= last <= until for name, last in self.index.items()):
                 return False
             noted = (last for name, last in self.index.items() if last <= until and not index.has(last, name))

@@ -155,17 +155,17 @@ class Segments(SegmentFolder):
         file = self._current(start) if current else self._opened(start)
         return file.read(offset - start, length)
 
-    def write(self, offset: int, data: bytes | memoryview, *, anew: bool = True) -> bool:
+    def write(self, offset: int, data: bytes | memoryview, *, may_create: bool = True) -> bool:
         """Write within one segment, and create its file if it is missing.
 
-        Returns False if it created a file and wrote to its middle: earlier bytes were lost. anew: if False, a missing
-        file raises `CorruptSegment`. Raises `StoreFull`.
+        Returns False if it created a file and wrote to its middle: earlier bytes were lost. may_create: if False, a
+        missing file raises `CorruptSegment`. Raises `StoreFull`.
         """
         start = self._start(offset)
         try:
             file = self._current(start)
         except OffsetLost:
-            if not anew:
+            if not may_create:
                 raise CorruptSegment(
                     f"{self.path(start)}: was lost, with what stood before byte {offset - start}; nothing of this call "
                     "is visible: restore the file from a copy, then repeat the call"

@@ -272,7 +272,7 @@ class StoreDirectory:
                 files = log, index, queue_file_size, end
                 announced = published.announced_end if current else None
                 anew = abort and not current  # then the last index file is rebuilt
-                queues = bool(left_alone and ends and ends.agree_with(*files, announced=announced, filed_anew=anew))
+                queues = bool(left_alone and ends and ends.agree_with(*files, announced=announced, rebuilds_index=anew))
                 if not anew:
                     queues = queues and (not index.is_enabled or index.have_what_they_say(index.names(), end))
             confirm = published.confirm_offset
