@@ -60,14 +60,14 @@ def place_of(text: str) -> Place:
     try:
         return int(text) if text.isascii() and text.isdecimal() else PointInTime(milliseconds(text))
     except ValueError as error:
-        raise InvalidArgument(f"{text!r} is none of: {FORMS}") from error
+        raise InvalidArgument(f"{text!r} is not a place in a topic. Give {FORMS}") from error
 
 
 def seconds_of(text: str) -> float:
     """Raises `InvalidArgument`."""
     found = _AGE.fullmatch(text)
     if found is None:
-        raise InvalidArgument(f"{text!r} is no age: give 90s, 10m, 2h or 3d")
+        raise InvalidArgument(f"{text!r} is not an age. Give one such as 90s, 10m, 2h or 3d")
     return float(int(found[1]) * _UNITS[found[2]])
 
 
@@ -87,11 +87,11 @@ def bounds_of(log: Log, topic: str, queue: int | None = None) -> dict[Queue, Bou
     if topic not in topics:
         others = [name for name in topics if not is_internal_topic(name)]
         raise UnknownTopic(
-            f"no topic {topic!r}. {did_you_mean([topic], topics)}There are: {', '.join(others) or 'none'}"
+            f"Topic {topic!r} does not exist. {did_you_mean([topic], topics)}There are: {', '.join(others) or 'none'}"
         )
     numbers = {each.queue_id for each in topics[topic]}
     if queue is not None and queue not in numbers:
-        raise UnknownQueue(f"topic {topic!r} has queues 0 to {max(numbers)}, not {queue}")
+        raise UnknownQueue(f"Topic {topic!r} has queues 0 to {max(numbers)}, and no queue {queue}")
     _must_be_there(queues, bounds)
     return bounds
 
@@ -112,7 +112,10 @@ def offsets_at(log: Log, bounds: Mapping[Queue, Bounds], place: Place) -> Positi
 
 def _must_be_there(queues: Iterable[Queue], there: Container[Queue]) -> None:
     if gone := ", ".join(str(queue) for queue in queues if queue not in there):
-        raise UnknownQueue(f"{gone}: gone just now, deleted or with its broker; try again")
+        raise UnknownQueue(
+            f"{gone} became unavailable during this command: the queue was deleted, or its broker stopped. Run the "
+            "command again"
+        )
 
 
 # An arrival ends a wait at once. This limits the delay until `follow` notices new queues, messages that a broker has
@@ -190,7 +193,9 @@ def _by_time(row: Row) -> tuple[datetime, int]:
 def _rows(log: Log, wanted: QueueRange, spec: ReadSpec) -> Iterator[Row]:
     if wanted.start > wanted.end:
         where = f"{wanted.queue.topic}, queue {wanted.queue.queue_id}"
-        raise OffsetNotYet(f"{where}: there is no offset {wanted.start} yet, the next one is {wanted.end}")
+        raise OffsetNotYet(
+            f"{where}: offset {wanted.start} does not exist yet. The next message gets offset {wanted.end}"
+        )
     batches = log.scan(wanted, spec)  # start the scan now, so that it does not read a topic that is recreated later
     return (row for batch in batches for row in _rows_of(batch))
 

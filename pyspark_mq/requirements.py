@@ -24,14 +24,14 @@ def require_own_store() -> None:
     found = Path(spec.origin).resolve() if spec is not None and spec.origin else None
     if found is not None and found != own:
         raise ImportError(
-            f"pyspark-mq needs its own package 'store' at {own}, but {found} shadows it. "
-            "Rename or remove the other one, or put pyspark-mq first on PYTHONPATH"
+            f"pyspark-mq needs its own package 'store' at {own}, but {found} shadows it. Rename or remove the other "
+            "one, or put pyspark-mq first on PYTHONPATH"
         )
     if found is None or not hasattr(import_module("store"), _OWN_NAME):
         what = "is missing" if found is None else "belongs to another package, such as PyPI's 'store'"
         raise ImportError(
-            f"pyspark-mq needs its own package 'store', but {own} {what}. Remove the other one and put this one's "
-            "files back: pip uninstall -y store; pip install --force-reinstall --no-deps pyspark-mq"
+            f"pyspark-mq needs its own package 'store', but {own} {what}. Remove the other package and reinstall "
+            "this one: pip uninstall -y store; pip install --force-reinstall --no-deps pyspark-mq"
         )
 
 
@@ -42,7 +42,8 @@ def require_pyspark() -> None:
     if numbers is not None and (int(numbers[1]), int(numbers[2])) < _OLDEST_PYSPARK:
         oldest = ".".join(map(str, _OLDEST_PYSPARK))
         raise ImportError(
-            f"pyspark-mq needs PySpark {oldest} or later, this is {version}: pip install -U 'pyspark>={oldest}'"
+            f"pyspark-mq needs PySpark {oldest} or later, and {version} is installed. Upgrade it: pip install -U "
+            f"'pyspark>={oldest}'"
         )
 
 
@@ -62,7 +63,7 @@ def require_java() -> int:
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     if java is None:
-        raise JavaMissing(f"No java on PATH, and JAVA_HOME is not set. {_REMEDY}")
+        raise JavaMissing(f"java is not on PATH, and JAVA_HOME is not set. {_REMEDY}")
     try:
         answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=True).stderr
     except (OSError, subprocess.CalledProcessError) as error:

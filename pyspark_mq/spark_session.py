@@ -39,8 +39,8 @@ def session(
 
     if SparkSession.getActiveSession() is not None:
         raise SessionExists(
-            "A Spark session runs already, so these settings would be ignored. Stop it first (spark.stop()), or use it "
-            "as it is: spark.dataSource.register(pyspark_mq.DefaultSource)"
+            "A Spark session is already running, so these settings would have no effect. Stop it first: "
+            "spark.stop(). Or use it: spark.dataSource.register(pyspark_mq.DefaultSource)"
         )
     require_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

@@ -114,7 +114,7 @@ class TimesByQueue:
     unmatched: Strategy
 
     def resolve(self, log: Log, bounds: Mapping[Queue, Bounds]) -> Positions:
-        _same_queues(self.option, self.timestamps, bounds, "0 for all that a queue has")
+        _same_queues(self.option, self.timestamps, bounds, "0 to include all messages of a queue")
         return _by_time(log, self.option, self.timestamps, bounds, self.unmatched)
 
 
@@ -141,7 +141,9 @@ def parse_offsets(option: str, text: str, group: str | None = None) -> Limit:
         return EarliestOrLatest(EARLIEST if word == "earliest" else LATEST)
     if word == "group":
         if group is None:
-            raise OptionError(f"{option}=group: whose? Give the option consumerGroup")
+            raise OptionError(
+                f"{option}=group needs the option consumerGroup. Set consumerGroup to the name of the group"
+            )
         return GroupPosition(group)
     if last := _LAST_MESSAGES.fullmatch(word):
         return LastMessages(int(last[1])) if int(last[1]) else EarliestOrLatest(LATEST)
@@ -164,12 +166,14 @@ def parse_time(option: str, text: str, unmatched: Strategy) -> Time:
         moment = datetime.fromisoformat(word)
     except ValueError as error:
         raise OptionError(
-            f"{option} takes milliseconds since 1970, a time such as 2026-01-31T12:00:00Z, or one that is relative, "
-            f"such as '-10 minutes'; got {text[:40]!r}"
+            f"{option} takes milliseconds since 1970, a time such as 2026-01-31T12:00:00Z, or a relative time such "
+            f"as '-10 minutes', not {text[:40]!r}"
         ) from error
     if moment.tzinfo is None:
         local = moment.isoformat()  # a date without a time has no zone
-        raise OptionError(f"{option}={text[:40]!r}: of which time zone? Write {local}Z for UTC, or {local}+02:00")
+        raise OptionError(
+            f"{option}={text[:40]!r} has no time zone. Write {local}Z for UTC, or {local}+02:00 for another zone"
+        )
     return Time(option, max(0, (moment - _EPOCH) // timedelta(milliseconds=1)), unmatched)
 
 
@@ -214,8 +218,8 @@ def require_order(start: Limit, end: Limit) -> None:
         first, last = (each.timestamp if each.timestamp >= 0 else now + each.timestamp for each in (start, end))
         if last < first:
             raise OptionError(
-                f"{end.option} ({iso_time(last)}) is before {start.option} ({iso_time(first)}): exchange them, or give "
-                "a later end"
+                f"{end.option} ({iso_time(last)}) is before {start.option} ({iso_time(first)}). Give an end after "
+                "the start"
             )
 
 
@@ -233,7 +237,7 @@ def says(limit: Limit, offset: int) -> str | None:
 def _strategy(name: str, given: Mapping[str, str]) -> Strategy:
     text = given.get(name, "error").strip().lower()
     if text not in ("error", "latest"):
-        raise OptionError(f"{name} takes error or latest, got {text[:40]!r}")
+        raise OptionError(f"{name} takes error or latest, not {text[:40]!r}")
     return "latest" if text == "latest" else "error"
 
 
@@ -255,7 +259,7 @@ def _by_time(
         time_helps = all(bounds[queue].min_offset < bounds[queue].max_offset for queue in none)
         raise OptionError(
             f"{option}: no message of {', '.join(map(str, none))} was stored at {iso_time(timestamps[none[0]])} or "
-            f"after; {'give an earlier time, or ' if time_helps else ''}set startingOffsetsByTimestampStrategy to "
+            f"after. {'Give an earlier time, or set' if time_helps else 'Set'} startingOffsetsByTimestampStrategy to "
             "latest, to begin with the next message"
         )
     return _inside(found, bounds)
@@ -283,8 +287,8 @@ def _offset(offset: int, bound: Bounds) -> int:
 def _same_queues(option: str, named: Iterable[Queue], bounds: Mapping[Queue, Bounds], use: str) -> None:
     for problem, queues in (
         ("names queues that do not exist or are not subscribed", set(named) - bounds.keys()),
-        ("has to name every subscribed queue and leaves out", bounds.keys() - set(named)),
+        ("must name every subscribed queue, and does not name", bounds.keys() - set(named)),
     ):
         if queues:
             names, all_names = (", ".join(map(str, sorted(each))) for each in (queues, bounds))
-            raise OptionError(f"{option} {problem}: {names}. Subscribed queues are {all_names or 'none'}; use {use}")
+            raise OptionError(f"{option} {problem}: {names}. Subscribed queues are {all_names or 'none'}. Use {use}")

@@ -33,16 +33,16 @@ _log = logging.getLogger("pyspark_mq")
 class Case(Enum):
     """first, end: the present bounds of the queue."""
 
-    EXPIRED = "the queue's first message is {first}, older ones were deleted"
-    CUT = "the queue ends at {end}, it was recreated or cut"
+    EXPIRED = "older messages were deleted, and the queue's first message is now {first}"
+    CUT = "the queue ends at {end}, so it was recreated or truncated"
     ANOTHER = (
-        "other messages stand there than were seen; the topic was recreated, the store put back from a backup, or "
-        "unflushed messages lost with their machine. The queue now begins at {first}"
+        "the queue has other messages than the query read. The topic was recreated, the store was restored from a "
+        "backup, or a machine crash lost unflushed messages. The queue now begins at {first}"
     )
-    GONE = "the queue is gone, or no longer subscribed"
+    GONE = "the queue was deleted, or it is no longer subscribed"
     UNSEEN = (
-        "the queue still ends at {end}; it was cut or recreated, or this machine does not see the directory that "
-        "the driver sees"
+        "the queue still ends at {end} on this machine. It was truncated or recreated, or this machine does not see "
+        "the driver's directory"
     )
 
 
@@ -60,7 +60,7 @@ class Loss(NamedTuple):
         return wanted._replace(start=self.lost.end)
 
     def __str__(self) -> str:
-        what = self.lost if self.lost.length else f"{self.lost.queue} from {self.lost.start} on"
+        what = self.lost if self.lost.length else f"{self.lost.queue} from offset {self.lost.start} on"
         first, end = self.there
         return f"{what} is lost: {self.case.value.format(first=first, end=end)}"
 
@@ -101,13 +101,13 @@ def report_loss(fail: bool, loss: Loss, option: str = "") -> None:
     what = f"{option}: {loss}" if option else str(loss)
     if fail:
         raise DataLossError(
-            f"{what}. To go on with the messages that are left set the option failOnDataLoss to false; "
-            "to start afresh use a new checkpoint"
+            f"{what}. To continue with the remaining messages, set failOnDataLoss to false. To start again, use a "
+            "new checkpoint"
         )
-    _log.warning("Data loss, going on because failOnDataLoss is false: %s", what)
+    _log.warning("Data loss, ignored because failOnDataLoss is false: %s", what)
 
 
 def report_missing(fail: bool, error: MqSourceError) -> None:
     if fail:
         raise error
-    _log.warning("Going on because failOnDataLoss is false: %s", error)
+    _log.warning("Ignored because failOnDataLoss is false: %s", error)

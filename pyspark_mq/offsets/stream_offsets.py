@@ -63,7 +63,7 @@ def to_json(positions: Mapping[Queue, int | list[int]]) -> OffsetJson:
 
 def positions_from_json(json_: Any, lowest: int = 0) -> Positions:
     """Parse the JSON of `to_json`, with offsets of at least `lowest`. Raises `ValueError`."""
-    return _by_queue(json_, "an offset belongs", lambda value: value if is_long(value, lowest) else None)
+    return _by_queue(json_, "an offset", lambda value: value if is_long(value, lowest) else None)
 
 
 def fingerprints_to_json(last: Fingerprints) -> OffsetJson:
@@ -78,19 +78,19 @@ def fingerprints_from_json(json_: Any) -> Fingerprints:
         good = isinstance(value, list) and len(value) == 2 and all(is_long(number) for number in value)
         return Fingerprint(*value) if good else None
 
-    return _by_queue(json_, "a log offset and a time belong", fingerprint)
+    return _by_queue(json_, "a log offset and a time", fingerprint)
 
 
 def _by_queue(json_: Any, expected: str, parse: Callable[[Any], T | None]) -> dict[Queue, T]:
     values: dict[Queue, T] = {}
-    for topic, by_queue in json_object(json_, "the top level").items():
+    for topic, by_queue in json_object(json_, "the JSON").items():
         for queue_id, value in json_object(by_queue, repr(topic)).items():
             queue = queue_of(topic, queue_id)
             if queue is None:
-                raise ValueError(f"{topic!r} has {queue_id!r} where a queue number belongs")
+                raise ValueError(f"{topic!r} has {queue_id!r} instead of a queue number")
             parsed = parse(value)
             if parsed is None:
-                raise ValueError(f"{topic}/{queue_id} has {shown(value)} where {expected}")
+                raise ValueError(f"{topic}/{queue_id} has {shown(value)} instead of {expected}")
             values[queue] = parsed
     return values
 
@@ -109,7 +109,7 @@ def is_long(json_: Any, lowest: int = 0) -> bool:
 
 def json_object(json_: Any, where: str) -> dict[str, Any]:
     if not isinstance(json_, dict):
-        raise ValueError(f"{where} is {shown(json_)} where an object belongs")
+        raise ValueError(f"{where} is {shown(json_)} instead of an object")
     return json_
 
 
@@ -139,8 +139,8 @@ class StreamOffset:
         if isinstance(json_, dict):
             _refuse_newer(json_, (_START, _LAST))
         try:
-            if _LAST not in json_object(json_, "the top level"):
-                raise ValueError(f"it has no {_LAST}")
+            if _LAST not in json_object(json_, "the JSON"):
+                raise ValueError(f"{_LAST} is missing")
             return cls(
                 positions_from_json(_bare(json_)),
                 positions_from_json(json_.get(_START, {})),
@@ -148,8 +148,8 @@ class StreamOffset:
             )
         except ValueError as error:
             raise CheckpointError(
-                f"The checkpoint has an offset that is not one of this source: {error}. "
-                "Was it written by another source? Use a checkpoint location of its own for each query"
+                f"The checkpoint has an offset that this source cannot read: {error}. If another source wrote it, "
+                "give this query a checkpoint location of its own"
             ) from error
 
 
@@ -195,8 +195,8 @@ class EpochOffset:
             return cls(found.epoch, found.reader, _tasks(found.tasks), fingerprints_from_json(found.last))
         except ValueError as error:
             raise CheckpointError(
-                f"The checkpoint has a real-time offset that is damaged ({error}); restore it from a copy, "
-                "or use a new checkpoint location"
+                f"The checkpoint has a damaged real-time offset: {error}. Restore the checkpoint from a copy, or use "
+                "a new checkpoint location"
             ) from error
 
 
@@ -204,8 +204,8 @@ def _refuse_newer(json_: Mapping[str, Any], known: tuple[str, ...]) -> None:
     unknown = sorted(key for key in json_ if key.startswith("$") and key not in known)
     if unknown:
         raise CheckpointError(
-            f"The checkpoint has an offset with {unknown[0]!r}, written by a newer pyspark-mq: "
-            "upgrade pyspark-mq, or start with a new checkpoint location"
+            f"The checkpoint has an offset with {unknown[0]!r}, which a newer pyspark-mq wrote. Upgrade pyspark-mq, "
+            "or use a new checkpoint location"
         )
 
 
@@ -251,9 +251,7 @@ def batch_ranges(start: StreamOffset, end: StreamOffset) -> list[QueueRange]:
     for queue, until in end.next.items():
         begin = end.starts.get(queue, start.next.get(queue))
         if begin is None:
-            raise CheckpointError(
-                f"The checkpoint's offsets do not say where {queue} begins; use a new checkpoint location"
-            )
+            raise CheckpointError(f"The checkpoint does not record where {queue} begins. Use a new checkpoint location")
         if begin < until:
             ranges.append(QueueRange(queue, begin, until))
     return ranges

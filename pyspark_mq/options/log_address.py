@@ -56,15 +56,15 @@ CLUSTER_OPTIONS = (
 CLUSTER_NAMES = names_of(CLUSTER_OPTIONS)
 
 NOT_ON_A_CLUSTER: Mapping[str, str] = {
-    "path": "a query reads a directory or a cluster",
-    "archive": "a broker has no archive of this package; read an archive by its own `path`",
-    "storageOptions": "they are for an archive; read it by its own `path`",
-    "consumeMode": "brokers lock queues only for members that send heart-beats, and a query is no member; "
+    "path": "a query reads a directory or a cluster, not both",
+    "archive": "a cluster has no archive of this project. To read an archive, give it as `path` without `nameServer`",
+    "storageOptions": "they are for an archive, which is read by `path` without `nameServer`",
+    "consumeMode": "brokers lock queues for members of a group that send heartbeats, and a query is no member. "
     "`startingOffsets=group` and `consumerGroup` work",
-    "whenLocked": "it goes with `consumeMode=orderly`",
-    "maxBytesPerTrigger": "a query learns the sizes of messages only when it reads them; use `maxOffsetsPerTrigger`",
-    "stagingPath": "it is for `delivery=exactly-once`",
-    "producerGroup": "it is for `delivery=exactly-once`",
+    "whenLocked": "it needs `consumeMode=orderly`, which works with a directory only",
+    "maxBytesPerTrigger": "brokers do not tell the sizes of messages before they are read. Use `maxOffsetsPerTrigger`",
+    "stagingPath": "it is for `delivery=exactly-once`, which works with a directory only",
+    "producerGroup": "it is for `delivery=exactly-once`, which works with a directory only",
 }
 """Options that a cluster does not support, with the reason. All others work."""
 
@@ -87,8 +87,8 @@ OTHERWISE_ON_A_CLUSTER: Mapping[str, str] = {
 """Options that differ between a cluster and a directory, with the difference."""
 
 ONCE_ON_A_CLUSTER = (
-    "delivery=exactly-once needs all rows of a batch to be seen at once, together with a note of it, and brokers take "
-    "messages one by one: set delivery to at-least-once"
+    "delivery=exactly-once does not work with nameServer: brokers cannot publish a batch and its record together. "
+    "Set delivery to at-least-once"
 )
 
 
@@ -96,9 +96,9 @@ def cluster_of(given: Mapping[str, str]) -> ClusterAddress:
     """Raises `OptionError`."""
     for name, why in NOT_ON_A_CLUSTER.items():
         if given.get(name):
-            raise OptionError(f"{name} does not go with nameServer: {why}")
+            raise OptionError(f"{name} does not work with nameServer: {why}")
     if ("accessKey" in given) != ("secretKey" in given):
-        raise OptionError("accessKey and secretKey go together: give both, or none")
+        raise OptionError("accessKey and secretKey belong together: give both or neither")
     credentials = Credentials(given["accessKey"], given["secretKey"]) if "accessKey" in given else None
     try:
         address = ClusterAddress.parse(
@@ -126,7 +126,7 @@ def _tls_of(given: Mapping[str, str]) -> Tls | None:
         raise OptionError(f"useTls takes true or false, got {wanted!r:.40}")
     if wanted == "false":
         if ca_file is not None:
-            raise OptionError("tlsCaFile goes with useTls=true: set that, too, or leave both out")
+            raise OptionError("tlsCaFile needs useTls=true: set both or neither")
         return None
     try:
         return Tls() if ca_file is None else Tls.trusting(ca_file)
@@ -145,12 +145,14 @@ def address_of(options: Mapping[str, str]) -> LogAddress:
     if not named:
         of_table = "" if options else f". {NO_OPTIONS_OF_TABLES}"
         raise OptionError(
-            'The option path is missing: give the store\'s directory, e.g. .load("/data/mq"); or nameServer, for a '
-            f"RocketMQ cluster{of_table}"
+            'The log is not named. Set path to a store\'s directory, e.g. .load("/data/mq"), or nameServer to the '
+            f"name servers of a RocketMQ cluster{of_table}"
         )
     for name in CLUSTER_NAMES:
         if named == ["path"] and options.get(name):
-            raise OptionError(f"{name} goes with nameServer, for a RocketMQ cluster; leave it out with path")
+            raise OptionError(
+                f"{name} works only with nameServer, and path is given. Remove {name}, or replace path by nameServer"
+            )
     return _KINDS[named[0]](options)
 
 
@@ -161,13 +163,16 @@ def _directory(options: Mapping[str, str]) -> LogAddress:
     local = re.sub("^file:(//(localhost)?(?=/))?", "", path)
     if (mounted := _OF_DATABRICKS.match(local)) is not None:
         raise OptionError(
-            f"path {path!r}: a store is opened as a directory. Where dbfs: is mounted on the driver and all executors, "
-            f"that is {'/dbfs/' + local[mounted.end() :]!r}"
+            f"path {path!r}: a store is opened as a local directory. If dbfs: is mounted on the driver and all "
+            f"executors, give {'/dbfs/' + local[mounted.end() :]!r}"
         )
     if "://" in local and not local.startswith("file:"):
         if options.get("archive"):
             shown = without_secrets(path)
-            raise OptionError(f"archive goes with the path of a store; {shown} is an archive itself, or none")
+            raise OptionError(
+                f"archive works only with the path of a store, and {shown} is a URL. To read the archive itself, "
+                "remove the option archive"
+            )
         return address_at(path, options=secrets)
     if "://" in local or local.startswith("//"):
         return DirectoryAddress(path)  # opening it raises the error
@@ -180,8 +185,8 @@ def _in_working_folder(path: str) -> str:
     absolute = os.path.abspath(path)
     if not os.path.exists(absolute):
         raise OptionError(
-            f"path {path!r} is relative, and where Spark's driver runs there is no {absolute}; give an absolute path "
-            "(with Spark Connect, and on a cluster, one of the driver's machine)"
+            f"path {path!r} is relative, and {absolute} does not exist where Spark's driver runs. Give an absolute "
+            "path on the driver's machine"
         )
     return absolute
 

@@ -56,7 +56,10 @@ class WriteOptions:
         if guarantee is Guarantee.AT_LEAST_ONCE:
             for name in ("stagingPath", "producerGroup"):
                 if name in given:
-                    raise OptionError(f"{name} is for delivery=exactly-once; leave it out, or set delivery to that")
+                    raise OptionError(
+                        f"{name} is for delivery=exactly-once, and delivery is at-least-once. Remove {name}, or set "
+                        "delivery to exactly-once"
+                    )
         address = address_of(given)
         if isinstance(address, ClusterAddress):
             address = replace(address, fails_over=when_broker_missing(given, "wait", "failOver") == "failOver")
@@ -88,8 +91,8 @@ class WriteOptions:
         """Raises `OptionError` for an option of batch writes."""
         if self.producer_group is not None:
             raise OptionError(
-                "producerGroup is for df.write in foreachBatch; writeStream.format('mq') knows its query by the "
-                "checkpoint, so leave it out"
+                "producerGroup is for df.write in foreachBatch. A streaming write knows its query by the checkpoint, "
+                "so remove producerGroup"
             )
         return self
 
@@ -104,16 +107,18 @@ def is_for_writing(options: Mapping[str, str]) -> bool:
 def _refuse_options_of_queries(name: str) -> None:
     reading = {other.lower(): other for other in names_of(READ_OPTIONS) if other not in _NAMES}
     if name.lower() in reading:
-        hint = "name the topic with topic" if name.lower().startswith(("subscribe", "assign")) else "leave it out"
+        hint = "name the topic in the option topic" if name.lower().startswith(("subscribe", "assign")) else "remove it"
         known = ", ".join(_NAMES)
-        raise OptionError(f"{reading[name.lower()]} is for reading; {hint}. A write has the options {known}")
+        raise OptionError(f"The option {reading[name.lower()]} is for reading: {hint}. Options of a write: {known}")
 
 
 def _topic(name: str, text: str) -> str:
     try:
         check_topic_name(text)
     except InvalidTopic as error:
-        raise OptionError(f"The option {name}: {error}; several topics go into a column topic") from error
+        raise OptionError(
+            f"The option {name}: {error}. To write several topics, remove the option and add a column topic"
+        ) from error
     if text in TOPICS_OF_NOTES:
-        raise OptionError(f"The option {name}: {text} is for records of the store; rows go to a topic of yours")
+        raise OptionError(f"The option {name}: {text} is an internal topic of the store. Choose another topic")
     return text

@@ -67,8 +67,8 @@ class SourceOptions:
         given = known_options(options, READ_OPTIONS, CLUSTER_NAMES)
         if "maxTriggerDelay" in given and "minOffsetsPerTrigger" not in given:
             raise OptionError(
-                "maxTriggerDelay goes with minOffsetsPerTrigger: a batch that waits for no number of messages comes at "
-                "once; leave it out, or set that, too"
+                "maxTriggerDelay works only with minOffsetsPerTrigger: without it, a batch does not wait for more "
+                "messages. Remove maxTriggerDelay, or set minOffsetsPerTrigger"
             )
         return cls(
             address=address_of(given),
@@ -105,8 +105,8 @@ class SourceOptions:
         """Raises `OptionError` for an option of batch queries."""
         if self.end is not None:
             raise OptionError(
-                "endingOffsets, endingTimestamp and endingOffsetsByTimestamp are for batch queries (spark.read); a "
-                "streaming query has no end"
+                "endingOffsets, endingTimestamp and endingOffsetsByTimestamp are for batch queries (spark.read). A "
+                "streaming query has no end, so remove them"
             )
         if self.real_time:
             self._refuse_limits()
@@ -114,7 +114,8 @@ class SourceOptions:
         least, most = self.min_offsets_per_trigger, self.max_offsets_per_trigger
         if least is not None and most is not None and least > most:
             raise OptionError(
-                f"minOffsetsPerTrigger ({least}) is above maxOffsetsPerTrigger ({most}); no batch is both"
+                f"minOffsetsPerTrigger ({least}) is above maxOffsetsPerTrigger ({most}). Lower the first, or raise "
+                "the second"
             )
         return self.start or EarliestOrLatest(LATEST)
 
@@ -124,8 +125,8 @@ class SourceOptions:
             return self.ledger_path
         if self.address.directory is None:
             raise OptionError(
-                f"realTime notes what it read, in files or on S3, and {self.address} has no directory for that: set "
-                "the option ledgerPath to one that the driver and all executors see"
+                f"realTime records what each task read in files, and {self.address} has no directory for them. Set "
+                "ledgerPath to a directory or an s3:// URL that the driver and all executors see"
             )
         return os.path.join(self.address.directory, LEDGER_DIR)
 
@@ -140,15 +141,15 @@ class SourceOptions:
         for name, limit in limits.items():
             if limit is not None:
                 raise OptionError(
-                    f"{name} does not go with realTime: its batches end by time, not by size. Use batchDuration and "
-                    "realTimePartitions, or leave realTime out"
+                    f"{name} does not work with realTime: its batches end by time, not by size. Use batchDuration "
+                    "and realTimePartitions, or remove realTime"
                 )
 
     def batch_limits(self) -> tuple[Limit, Limit]:
         """Raises `OptionError` for an option of streaming queries."""
         start, end = self.start or EarliestOrLatest(EARLIEST), self.end or EarliestOrLatest(LATEST)
-        _refuse("startingOffsets", start, LATEST, "latest (-1): a batch query would read nothing")
-        _refuse("endingOffsets", end, EARLIEST, "earliest (-2): a batch query would read nothing")
+        _refuse("startingOffsets", start, LATEST, "latest (-1): a batch query would read no messages")
+        _refuse("endingOffsets", end, EARLIEST, "earliest (-2): a batch query would read no messages")
         require_order(start, end)
         limits = {
             "maxOffsetsPerTrigger": self.max_offsets_per_trigger,
@@ -157,13 +158,13 @@ class SourceOptions:
         }
         if self.orderly is not None:
             raise OptionError(
-                "consumeMode=orderly is for streaming queries (spark.readStream); a batch query has an end"
+                "consumeMode=orderly is for streaming queries (spark.readStream). Remove it from this batch query"
             )
         if self.real_time:
-            raise OptionError("realTime is for streaming queries (spark.readStream); a batch query reads what is there")
+            raise OptionError("realTime is for streaming queries (spark.readStream). Remove it from this batch query")
         for name, limit in limits.items():
             if limit is not None:
-                raise OptionError(f"{name} is for streaming queries; bound a batch query with endingOffsets")
+                raise OptionError(f"{name} is for streaming queries. Bound a batch query with endingOffsets")
         return start, end
 
 
@@ -171,13 +172,18 @@ def _refuse_options_of_writes(options: Mapping[str, str]) -> None:
     writing = {name.lower(): name for name in names_of(WRITE_OPTIONS) if name not in names_of(READ_OPTIONS)}
     for name in options:
         if name.lower() in writing:
-            raise OptionError(f"{writing[name.lower()]} is for writing; name the topics to read with subscribe")
+            raise OptionError(
+                f"The option {writing[name.lower()]} is for writing. To read topics, name them in subscribe"
+            )
 
 
 def _message_filter(given: Given) -> MessageFilter:
     expression, kind = given.get("subExpression"), given.text("expressionType")
     if expression is None and "expressionType" in given:
-        raise OptionError(f"expressionType={kind} needs subExpression, the condition or the tags")
+        raise OptionError(
+            f"expressionType={kind} is given without subExpression. Set subExpression to the {kind} expression, or "
+            "remove expressionType"
+        )
     try:
         return message_filter(expression, kind)
     except FilterError as error:
@@ -189,14 +195,19 @@ def _orderly(given: Given) -> WhenLocked | None:
     when_locked = given.value("whenLocked", one_of(*(each.value for each in WhenLocked)))
     if mode != "orderly":
         if "whenLocked" in given:
-            raise OptionError("whenLocked goes with consumeMode=orderly: no other stream locks queues")
+            raise OptionError(
+                "whenLocked works only with consumeMode=orderly, which locks queues. Remove it, or set "
+                "consumeMode=orderly"
+            )
         return None
     if "consumerGroup" not in given:
-        raise OptionError("consumeMode=orderly needs consumerGroup: its members keep out of each other's queues")
+        raise OptionError(
+            "consumeMode=orderly needs consumerGroup: the members of a group lock its queues. Set consumerGroup"
+        )
     for name in ("minPartitions", "maxRecordsPerPartition"):
         if name in given:
             raise OptionError(
-                f"{name} splits queues over partitions, which consumeMode=orderly never does; leave it out"
+                f"{name} splits queues over partitions, and consumeMode=orderly never splits a queue. Remove {name}"
             )
     return WhenLocked(when_locked)
 

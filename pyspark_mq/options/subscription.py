@@ -18,8 +18,8 @@ from store.model.log_protocol import Queue
 _NAMED = 5  # topics listed in an error message
 _COMPARED = 100  # topics compared for suggestions: each takes 40 us, and a query may ask at every arrival
 _CREATE = (
-    "Create the topic first (pyspark-mq topic create; mqadmin updateTopic), or use subscribePattern, which waits for "
-    "topics to come"
+    "Create the topic first (pyspark-mq topic create; mqadmin updateTopic), or use subscribePattern, which adds "
+    "topics as they are created"
 )
 
 
@@ -37,10 +37,10 @@ class SubscribedQueues:
         given = {"subscribe": subscribe, "subscribePattern": pattern, "assign": assign}
         names = [name for name, value in given.items() if value is not None]
         if len(names) != 1:
-            problem = f"{' and '.join(names)} exclude each other" if names else "Nothing is subscribed"
+            problem = f"{' and '.join(names)} exclude each other" if names else "No topic is subscribed"
             raise OptionError(
-                f"{problem}: give exactly one of subscribe (topics, comma separated), "
-                'subscribePattern (a regular expression), assign (JSON such as {"orders": [0, 1]})'
+                f"{problem}. Set exactly one of subscribe (topics, separated by commas), subscribePattern (a regular "
+                'expression) and assign (JSON such as {"orders": [0, 1]})'
             )
         if subscribe is not None:
             return cls(topics=_topics(subscribe))
@@ -85,7 +85,7 @@ class SubscribedQueues:
         if self.pattern is None or any(map(self._wants, topics)):
             return None
         others = sorted(topic for topic in topics if not is_internal_topic(topic))
-        return f"subscribePattern {self.pattern!r} matches no topic; there are {_some(others) or 'no topics yet'}"
+        return f"subscribePattern {self.pattern!r} matches no topic. There are {_some(others) or 'no topics yet'}"
 
     def _wants(self, topic: str) -> bool:
         if self.pattern is not None:
@@ -105,7 +105,7 @@ def _why_none(topic: str) -> str | None:
     try:
         check_topic_name(topic)
     except InvalidTopic as error:
-        return f"There can be none: {error}"
+        return f"No topic can have this name: {error}"
     return None
 
 
@@ -116,7 +116,7 @@ def _some(topics: Sequence[str]) -> str:
 def _topics(subscribe: str) -> tuple[str, ...]:
     topics = tuple(dict.fromkeys(topic.strip() for topic in subscribe.split(",")))
     if "" in topics:
-        raise OptionError(f"subscribe takes topics separated by commas, got {subscribe!r}")
+        raise OptionError(f"subscribe takes topics separated by commas, not {subscribe!r}")
     return topics
 
 
@@ -129,20 +129,22 @@ def _pattern(pattern: str) -> str:
 
 
 def _assigned(assign: str) -> tuple[Queue, ...]:
-    expected = f'assign takes JSON such as {{"orders": [0, 1]}}, got {assign!r:.80}'
+    expected = f'assign takes JSON such as {{"orders": [0, 1]}}, not {assign!r:.80}'
     try:
         json_ = decode_unique(assign)
     except ValueError as error:
         raise OptionError(f"{expected}: {error}") from error
     if not isinstance(json_, dict) or not json_:
-        raise OptionError(f"{expected}: the top level is no object with topics")
+        raise OptionError(f"{expected}: it must be a JSON object with at least one topic")
     queues = set()
     for topic, ids in json_.items():
         if not isinstance(ids, list) or not ids:
-            raise OptionError(f"{expected}: {topic!r} has no list of queue numbers")
+            raise OptionError(f"{expected}: topic {topic!r} needs a list of queue numbers")
         for queue_id in ids:
             queue = queue_of(topic, str(queue_id)) if type(queue_id) in (int, str) else None
             if queue is None:
-                raise OptionError(f"{expected}: {topic!r} has {json.dumps(queue_id)} for a queue number")
+                raise OptionError(
+                    f"{expected}: topic {topic!r} has {json.dumps(queue_id)}, which is not a queue number"
+                )
             queues.add(queue)
     return tuple(sorted(queues))

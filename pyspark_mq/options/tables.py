@@ -263,15 +263,15 @@ WRITE_OPTIONS = (
 )
 
 NO_OPTIONS_OF_TABLES = (
-    "Spark does not hand the options of CREATE TABLE to Python data sources; "
-    "use CREATE TEMPORARY VIEW ... USING mq OPTIONS (...)"
+    "Spark does not pass the options of CREATE TABLE to Python data sources. Use CREATE TEMPORARY VIEW ... USING mq "
+    "OPTIONS (...)"
 )
 
 _OF_KAFKA = {
-    "kafka.bootstrap.servers": "here it is path, the store's directory, or nameServer, for a RocketMQ cluster",
-    "kafka.group.id": "here it is consumerGroup",
-    "groupidprefix": "here it is consumerGroup",
-    "includeheaders": "here it is includeProperties, and a write takes the column properties without an option",
+    "kafka.bootstrap.servers": "use path (a store's directory) or nameServer (a RocketMQ cluster)",
+    "kafka.group.id": "use consumerGroup",
+    "groupidprefix": "use consumerGroup",
+    "includeheaders": "use includeProperties to read them; a write takes the column properties without an option",
 }
 
 
@@ -300,7 +300,10 @@ def known_options(options: Mapping[str, str], table: Iterable[Option], others: I
     given = {name.lower(): value for name, value in options.items()}
     by_lower_name = {name.lower(): name for name in names}
     if "paths" in given:  # from DataFrameReader.load of a list
-        raise OptionError(f"One query reads one store, got the paths {given['paths']}")
+        raise OptionError(
+            f"A query reads one store, and load() got several paths: {given['paths']}. Read each one, and union the "
+            "frames"
+        )
     if "provider" in given:  # added by a catalog
         raise OptionError(NO_OPTIONS_OF_TABLES)
     for name in given:
@@ -311,10 +314,10 @@ def known_options(options: Mapping[str, str], table: Iterable[Option], others: I
 
 def _hint(name: str, by_lower_name: Mapping[str, str]) -> str:
     if name in _OF_KAFKA:
-        return f"it is Kafka's; {_OF_KAFKA[name]}"
+        return f"it belongs to the Kafka source; here {_OF_KAFKA[name]}"
     if name in ("topic", "topics"):
-        return "topics to read are named by subscribe, the topic to write to by topic"
+        return "use subscribe for the topics to read, topic for the topic to write to"
     if name.startswith(("kafka", "fetchoffset.")):
-        return "it is Kafka's, and here there is nothing like it; leave it out"
+        return "it belongs to the Kafka source and has no counterpart here. Remove it"
     near = get_close_matches(name, by_lower_name, n=1)
-    return f"did you mean {by_lower_name[near[0]]}?" if near else f"known are {', '.join(by_lower_name.values())}"
+    return f"did you mean {by_lower_name[near[0]]}?" if near else f"the options are {', '.join(by_lower_name.values())}"

@@ -39,7 +39,7 @@ def group(name: str, text: str) -> str:
 
 def milliseconds(name: str, text: str) -> int:
     if not (_WHOLE.fullmatch(text.strip()) and int(text) <= 1000 * _MOST_SECONDS):
-        raise OptionError(f"{name} takes a whole number, 0 or more, of at most 24 days, got {_short(text)}")
+        raise OptionError(f"{name} takes milliseconds, a whole number from 0 to 24 days, got {_short(text)}")
     return int(text)
 
 
@@ -53,7 +53,7 @@ def byte_size(name: str, text: str) -> int:
     match = _BYTE_SIZE.fullmatch(text.strip())
     size = int(match[1]) * _BYTE_UNITS[match[2].lower()] if match else 0
     if not 0 < size <= _MOST_BYTES:
-        raise OptionError(f"{name} takes bytes above 0, such as 1048576, 512k or 64m, got {_short(text)}")
+        raise OptionError(f"{name} takes a number of bytes above 0, such as 1048576, 512k or 64m, got {_short(text)}")
     return size
 
 
@@ -70,13 +70,13 @@ def shared_path(name: str, text: str) -> str:
     """Parse an absolute directory or a URL that the driver and all executors see. Raises `OptionError`."""
     takes = f"{name} takes a directory that the driver and all executors see, or a URL"
     if text in ("", "file:", "file://"):
-        raise OptionError(f"{takes}, got {text!r}")
+        raise OptionError(f"{takes}, not {text!r}")
     try:
         local = local_path(text)
     except ConfigError as error:
-        raise OptionError(f"{takes}; {error}. A mounted directory is named by its path, as /dbfs/...") from error
+        raise OptionError(f"{takes}: {error}. Name a mounted directory by its path, such as /dbfs/...") from error
     if local is None and (why := why_not_shared(text)) is not None:
-        raise OptionError(f"{takes}, but {why}")
+        raise OptionError(f"{takes}: {why}")
     return local or text
 
 

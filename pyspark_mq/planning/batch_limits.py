@@ -75,8 +75,8 @@ class BatchLimits:
         sizes = self._log.sizes(r)
         if sizes is None:
             raise OptionError(
-                f"maxBytesPerTrigger: {self._options.address} does not tell how large messages are before they are "
-                "read; use maxOffsetsPerTrigger"
+                f"maxBytesPerTrigger: {self._options.address} does not tell the sizes of messages before they are "
+                "read. Use maxOffsetsPerTrigger"
             )
         return sizes
 

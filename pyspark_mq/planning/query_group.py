@@ -24,7 +24,10 @@ _logger = logging.getLogger("pyspark_mq")
 
 def group_of(address: LogAddress, name: str) -> Group:
     if not isinstance(address, HasGroups):
-        raise OptionError(f"consumeMode=orderly: {address} keeps no consumer groups whose members could lock queues")
+        raise OptionError(
+            f"consumeMode=orderly does not work with {address}: it has no consumer groups. Read the store's "
+            "directory instead, or remove consumeMode"
+        )
     return address.group(name)
 
 
@@ -95,8 +98,8 @@ class OrderlyQueues(NoGroup):
         if member.asked():
             self.close()
             raise QueuesTaken(
-                f"group {self._group.name}: another query took over (its whenLocked=takeOver), so this one ends, after "
-                "its last batch, which is committed"
+                f"Group {self._group.name}: another query with whenLocked=takeOver took over the queues of this "
+                "query. This query ended after its last committed batch"
             )
         fails = self._when_locked is WhenLocked.FAIL
         deadline = time.monotonic() + (_GRACE_SECONDS if fails else timeout)
@@ -106,8 +109,8 @@ class OrderlyQueues(NoGroup):
                 who = ", ".join(each.id for each in self._group.members() if wanted & set(each.queues))
                 self.close()
                 raise QueuesTaken(
-                    f"group {self._group.name}: {who or 'another member'} has queues that this query is to read; stop "
-                    "it, or set whenLocked to wait or takeOver"
+                    f"Group {self._group.name}: {who or 'another member'} has locked queues of this query. Stop that "
+                    "member, or set whenLocked to wait or takeOver"
                 )
             if left <= 0:
                 return False
@@ -150,8 +153,8 @@ class OrderlyQueues(NoGroup):
                     queue: min(self._begins[queue], reset[queue]) for queue in self._begins.keys() & reset.keys()
                 }
             _logger.warning(
-                "Group %s was reset in %s; a query goes on from its checkpoint. To follow, stop it and start one with "
-                "another checkpoint and startingOffsets=group",
+                "Group %s was reset in %s, but this query continues from its checkpoint. To apply the reset, stop "
+                "the query, and start it with a new checkpoint and startingOffsets=group",
                 self._group.name,
                 ", ".join(map(str, sorted(reset))),
             )
@@ -239,13 +242,13 @@ class GroupProgress(NoGroup):
         self._committed |= mine
         if self._consumed:
             self._warn(
-                f"its members consume {', '.join(sorted(self._consumed))}, and a member that replaced "
-                "them would skip messages; give the query a consumerGroup of its own"
+                f"the group's members consume {', '.join(sorted(self._consumed))}, and a restarted member would skip "
+                "messages if the query committed there. Give the query another consumerGroup"
             )
 
     def _warn(self, why: str) -> None:
         if not self._warned:
-            _logger.warning("Group %s is not told how far this query is: %s", self._group, why)
+            _logger.warning("The progress of this query is not committed to group %s: %s", self._group, why)
         self._warned = True
 
 

@@ -75,7 +75,7 @@ class Queues:
     def _warn(self, topics: Collection[str]) -> None:
         doubts = [self._options.subscription.doubt(topics or self._log.topics())]
         if isinstance(found := self._options.message_filter, SqlFilter) and is_never_true(found.condition):
-            doubts.append(f"subExpression {found.expression!r} is true of no message; see 'Filters' in docs/source.md")
+            doubts.append(f"subExpression {found.expression!r} can match no message. See 'Filters' in docs/source.md")
         for doubt in doubts:
             if doubt is not None and doubt not in self._told:
                 self._told.add(doubt)
@@ -122,8 +122,8 @@ class Queues:
             first, end = bounds[queue]
             positions[queue] = min(max(offset, first), end)
             if offset > end:
-                ahead = f"{option} says {offset} for {queue}, and its next message will be {end}"
-                advice = "Was the topic recreated? Give -1 for the next message, or -2 for the first"
+                ahead = f"{option} says {offset} for {queue}, which ends at {end}"
+                advice = "If the topic was recreated, give -1 for the next message, or -2 for the first"
                 report_missing(self._options.fail_on_data_loss, OptionError(f"{ahead}. {advice}"))
             elif loss := loss_before(queue, offset, bounds[queue]):
                 report_loss(self._options.fail_on_data_loss, loss, option)

@@ -130,7 +130,7 @@ def test_view_is_planned_once(spark: SparkSession, filled: Filled) -> None:
 
 
 def test_create_table_is_refused(spark: SparkSession, filled: Filled) -> None:
-    words = "Spark does not hand the options of CREATE TABLE.*CREATE TEMPORARY VIEW"
+    words = "Spark does not pass the options of CREATE TABLE.*CREATE TEMPORARY VIEW"
     options = f"OPTIONS (path '{filled.path}', subscribe 'orders')"
     with pytest.raises(PySparkException, match=words):
         spark.sql(f"CREATE TABLE unnamed USING mq {options}")
@@ -150,7 +150,7 @@ def test_save_as_table_writes_but_its_table_is_refused(spark: SparkSession, fill
         for rows in (1, 2):  # the second time the table exists
             row.option("path", filled.path).saveAsTable("left_over")
             assert load(spark, filled).where("body = X'6d6f7265'").count() == rows
-        with pytest.raises(PySparkException, match="Spark does not hand the options of CREATE TABLE"):
+        with pytest.raises(PySparkException, match="Spark does not pass the options of CREATE TABLE"):
             spark.table("left_over").collect()
     finally:
         spark.sql("DROP TABLE IF EXISTS left_over")

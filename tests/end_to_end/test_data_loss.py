@@ -28,7 +28,7 @@ def test_missed_messages_fail_the_query_or_are_skipped(spark: SparkSession, fill
     assert filled.store.offsets("orders", 1) == (5, 5)
     filled.put("orders", 1, 2)
 
-    with pytest.raises(StreamingQueryException, match=r"is lost.*set the option failOnDataLoss to false"):
+    with pytest.raises(StreamingQueryException, match=r"is lost.*set failOnDataLoss to false"):
         run(spark, filled, sink, checkpoint, **EARLIEST)
     run(spark, filled, sink, checkpoint, failOnDataLoss="false", **EARLIEST)
     assert sink.batches[1] == sorted(

@@ -122,7 +122,7 @@ def test_several_queries_write_to_one_store(spark: SparkSession, store: MessageS
     ("select", "output", "options", "message"),
     [
         (["body"], "complete", {}, r'only appended to, and complete mode .* outputMode\("append"\)'),
-        (["body"], "append", {"producerGroup": "x"}, "knows its query by the checkpoint, so leave it out"),
+        (["body"], "append", {"producerGroup": "x"}, "knows its query by the checkpoint, so remove producerGroup"),
     ],
 )
 def test_wrong_streams_are_refused(

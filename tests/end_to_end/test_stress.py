@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[2]
 SECONDS = float(os.environ.get("STRESS_SECONDS", "3"))
 WRITERS = 2
 PATIENCE = 300.0
-LOSS = re.compile(r"(\S+ \S.* is lost: .*)\. To go on with the messages that are left")
+LOSS = re.compile(r"(\S+ \S.* is lost: .*)\. To continue with the remaining messages")
 BUSY = "Python worker failed to connect back"  # Spark's error on a busy machine
 
 ACCEPTING = {"failOnDataLoss": "false"}

@@ -39,7 +39,7 @@ def test_wrong_option_is_refused(filled: Filled) -> None:
 @pytest.mark.parametrize(
     ("options", "body", "message"),
     [
-        ({"endingOffsets": "latest"}, BinaryType(), "a streaming query has no end"),
+        ({"endingOffsets": "latest"}, BinaryType(), "A streaming query has no end"),
         ({"subscribes": "orders"}, BinaryType(), "did you mean subscribe?"),
         ({}, StringType(), "Column body is binary, the schema says string"),
     ],

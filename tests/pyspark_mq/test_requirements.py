@@ -46,8 +46,8 @@ def site(tmp_path: Path) -> Path:
 
 def missing(own: Path, what: str) -> str:
     return (
-        f"pyspark-mq needs its own package 'store', but {own} {what}. Remove the other one and put this one's files "
-        "back: pip uninstall -y store; pip install --force-reinstall --no-deps pyspark-mq"
+        f"pyspark-mq needs its own package 'store', but {own} {what}. Remove the other package and reinstall this one: "
+        "pip uninstall -y store; pip install --force-reinstall --no-deps pyspark-mq"
     )
 
 
@@ -76,7 +76,7 @@ def test_command_runs_with_its_own_store(site: Path) -> None:
 
 
 def test_old_pyspark_is_an_error() -> None:
-    said = "pyspark-mq needs PySpark 4.2 or later, this is 4.1.4: pip install -U 'pyspark>=4.2'"
+    said = "pyspark-mq needs PySpark 4.2 or later, and 4.1.4 is installed. Upgrade it: pip install -U 'pyspark>=4.2'"
     used = run(ROOT, "-c", USES, "4.1.4")
     assert (used.returncode, used.stdout.splitlines()) == (0, [said] * 3), used.stderr
 
@@ -90,5 +90,7 @@ def test_versions_of_pyspark_are_compared(version: str, enough: bool, monkeypatc
     if enough:
         require_pyspark()
     else:
-        with pytest.raises(ImportError, match=rf"needs PySpark 4\.2 or later, this is {version}: pip install -U"):
+        with pytest.raises(
+            ImportError, match=rf"needs PySpark 4\.2 or later, and {version} is installed. Upgrade it: pip install -U"
+        ):
             require_pyspark()

@@ -160,7 +160,10 @@ def test_copy_to_another_place_is_not_remembered(filled: Filled, tmp_path: Path)
 
 
 def test_wrong_age_is_refused(filled: Filled) -> None:
-    assert "'soon' is no age: give 90s, 10m, 2h or 3d" in run("archive", filled.path, "--older-than", "soon").stderr
+    assert (
+        "'soon' is not an age. Give one such as 90s, 10m, 2h or 3d"
+        in run("archive", filled.path, "--older-than", "soon").stderr
+    )
 
 
 def test_restore_creates_a_store(filled: Filled, tmp_path: Path) -> None:

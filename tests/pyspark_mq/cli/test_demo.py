@@ -72,7 +72,7 @@ def test_java_error_is_one_line(spark: SparkSession) -> None:
 def test_demo_without_java_says_what_to_install(tmp_path: Path) -> None:
     done = run_demo("--store", str(tmp_path / "store"), PATH=str(tmp_path), JAVA_HOME="")
     assert done.returncode == 1
-    for hint in ("No java on PATH", "apt-get install openjdk-17", "dnf install java-21", "brew install"):
+    for hint in ("java is not on PATH", "apt-get install openjdk-17", "dnf install java-21", "brew install"):
         assert hint in done.stderr
     assert not (tmp_path / "store").exists()
 

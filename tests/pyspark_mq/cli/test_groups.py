@@ -148,7 +148,7 @@ def test_reset_of_one_queue(read: Path) -> None:
         (["members", "nobody"], 1, "no group 'nobody'; there are: billing, idle"),
         (["reset", "billing", "nowhere", "--to", "latest"], 1, "no topic 'nowhere'"),
         (["reset", "a group", "orders", "--to", "latest"], 1, "group 'a group': only letters"),
-        (["reset", "billing", "orders", "--to", "soon"], 2, "'soon' is none of: earliest"),
+        (["reset", "billing", "orders", "--to", "soon"], 2, "'soon' is not a place in a topic. Give earliest"),
         (["reset", "billing", "orders"], 2, "--to"),
     ],
 )

@@ -140,7 +140,10 @@ def test_tail_prints_a_range_of_times(numbered: tuple[Path, list[int]]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--from", "yesterday"], "'yesterday' is none of: earliest, latest, an offset (17), an age"),
+        (
+            ["--from", "yesterday"],
+            "'yesterday' is not a place in a topic. Give earliest, latest, an offset (17), an age",
+        ),
         (["--to", "5", "--follow"], "--to ends, --follow does not"),
         (["--form", "1"], "--form"),
     ],

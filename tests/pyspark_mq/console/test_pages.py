@@ -105,7 +105,7 @@ def test_message_is_found_by_its_id(visitor: Visitor) -> None:
     ("query", "words"),
     [
         ("sql=region+%3D", "SQL"),
-        ("place=soon", "is none of: earliest, latest"),
+        ("place=soon", "is not a place in a topic. Give earliest, latest"),
         ("count=0", "give a number from 1 to 500"),
         ("count=x", "give a number from 1 to 500"),
         ("tags=A&sql=TRUE", "give one of them"),

@@ -76,13 +76,13 @@ def test_losses_within_a_range(
 
 def test_lost_messages_are_an_error_or_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     loss = Loss(QueueRange(Queue("a", 0), 1, 3), Case.EXPIRED, HAS)
-    what = "a/0 [1, 3) is lost: the queue's first message is 10, older ones were deleted"
+    what = "a/0 [1, 3) is lost: older messages were deleted, and the queue's first message is now 10"
     with pytest.raises(DataLossError) as caught:
         report_loss(True, loss)
-    assert str(caught.value).startswith(f"{what}. To go on with the messages that are left set")
+    assert str(caught.value).startswith(f"{what}. To continue with the remaining messages, set")
     assert not caplog.records
     report_loss(False, loss, "startingOffsets")
-    assert f"going on because failOnDataLoss is false: startingOffsets: {what}" in caplog.text
+    assert f"ignored because failOnDataLoss is false: startingOffsets: {what}" in caplog.text
 
 
 class Query:
@@ -150,7 +150,7 @@ def available_now(request: pytest.FixtureRequest) -> bool:
 def test_expired_messages_are_a_loss(filled: Filled, available_now: bool) -> None:
     query = Query(filled)
     first = expire(filled)
-    query.must_end(DataLossError, rf"orders/0 \[3, {first}\) is lost: the queue's first message is {first}")
+    query.must_end(DataLossError, rf"orders/0 \[3, {first}\) is lost: older .* is now {first}")
     assert query.accepts(available_now=available_now) == [
         row for row in filled.rows if (row[1] == 0 and row[2] >= first) or (row[1] == 1 and row[2] == 5)
     ]
@@ -161,7 +161,7 @@ def test_start_before_expired_messages_is_a_loss(filled: Filled, fail: bool) -> 
     first = expire(filled)
     start = {"startingOffsets": '{"orders": {"0": 1, "1": -1}}', "failOnDataLoss": str(fail)}
     if fail:
-        with pytest.raises(DataLossError, match=rf"^startingOffsets: orders/0 \[1, {first}\) is lost: the queue's f"):
+        with pytest.raises(DataLossError, match=rf"^startingOffsets: orders/0 \[1, {first}\) is lost: older mess"):
             first_batch(reader(filled, **start))
     else:
         assert reader(filled, **start).initialOffset()["orders"] == {"0": first, "1": 6}
@@ -182,7 +182,7 @@ def test_messages_expired_while_a_task_reads(filled: Filled, monkeypatch: pytest
         yield from batches
 
     monkeypatch.setattr(DirectoryLog, "scan", overtaken)
-    with pytest.raises(DataLossError, match=r"orders/0 \[0, \d+\) is lost: the queue's first message is"):
+    with pytest.raises(DataLossError, match=r"orders/0 \[0, \d+\) is lost: older messages"):
         read(filled, wanted)
     filled.put("orders", 0, 200, size=1000)
     wanted = wanted._replace(end=453)
@@ -212,7 +212,7 @@ def read(filled: Filled, wanted: QueueRange, task: RangeTask | None = None, **op
 def test_shortened_queue_is_a_loss(filled: Filled, available_now: bool) -> None:
     query = Query(filled)
     recreate(filled, 2)
-    query.must_end(DataLossError, r"orders/0 \[2, 3\) is lost: the queue ends at 2, it was recreated or cut")
+    query.must_end(DataLossError, r"orders/0 \[2, 3\) is lost: the queue ends at 2, so it was recreated or truncated")
     assert query.accepts(available_now=available_now) == filled.rows
 
 
@@ -222,7 +222,9 @@ def test_recreated_topic_is_a_loss(filled: Filled, available_now: bool, count: i
     recreate(filled, count)
     filled.store.put(Message("orders", b"more", queue_id=1))
     filled.rows.append(("orders", 1, 5, b"more"))
-    query.must_end(DataLossError, r"orders/0 from 3 on is lost: other messages stand there than were seen; the topic")
+    query.must_end(
+        DataLossError, r"orders/0 from offset 3 on is lost: the queue has other messages than the query read. The topic"
+    )
     assert query.accepts(available_now=available_now) == filled.rows
     put_new(filled, 0, 1)
     assert query.accepts() == filled.rows[-1:]
@@ -239,7 +241,7 @@ def test_store_restored_from_a_backup_is_a_loss(filled: Filled, tmp_path: Path, 
     with MessageStore.open(filled.path) as filled.store:
         del filled.rows[-2:]
         put_new(filled, 0, 4)
-        query.must_end(DataLossError, r"orders/0 from 5 on is lost: .* put back from a backup")
+        query.must_end(DataLossError, r"orders/0 from offset 5 on is lost: .* restored from a backup")
         assert query.accepts(available_now=available_now) == [
             row for row in (*filled.rows[:3], *filled.rows[-4:]) if row[1] == 0
         ]
@@ -255,7 +257,7 @@ def test_topic_recreated_between_planning_and_reading(filled: Filled, count: int
     it.stop()
     recreate(filled, count)
     for partition in partitions:
-        with pytest.raises(DataLossError, match=r"orders/. \[0, .\) is lost: other messages stand there than were"):
+        with pytest.raises(DataLossError, match=r"orders/. \[0, .\) is lost: the queue has other messages than"):
             list(reader(filled).read(partition))
         assert list(reader(filled, failOnDataLoss="false").read(partition)) == []
     query = Query(filled)
@@ -288,7 +290,7 @@ def test_topic_recreated_during_a_batch_query(filled: Filled) -> None:
     partitions = it.partitions()
     recreate(filled, 9)
     for partition in partitions:
-        with pytest.raises(DataLossError, match="other messages stand there than were seen"):
+        with pytest.raises(DataLossError, match="the queue has other messages than the query read"):
             list(it.read(partition))
 
 
@@ -322,7 +324,9 @@ def test_deleted_topic_is_a_loss(filled: Filled, available_now: bool) -> None:
     filled.put("more", 0, 2)
     query = Query(filled, subscribe="orders,more")
     delete(filled)
-    query.must_end(DataLossError, r"orders/[01] from [35] on is lost: the queue is gone, or no longer subscribed")
+    query.must_end(
+        DataLossError, r"orders/[01] from offset [35] on is lost: the queue was deleted, or it is no longer subscribed"
+    )
     filled.put("more", 0, 1)
     assert query.accepts(available_now=available_now) == filled.rows[-1:]
     query.must_end(SubscriptionError, r"^The log has no orders; it has more")  # the checkpoint no longer has the topic
@@ -352,14 +356,16 @@ def test_topic_deleted_between_planning_and_reading(filled: Filled) -> None:
     it.stop()
     delete(filled)
     for partition in partitions:
-        with pytest.raises(DataLossError, match=r"orders/. \[0, .\) is lost: the queue is gone"):
+        with pytest.raises(DataLossError, match=r"orders/. \[0, .\) is lost: the queue was deleted"):
             list(reader(filled).read(partition))
         assert list(reader(filled, failOnDataLoss="false").read(partition)) == []
 
 
 def test_unpublished_messages_are_a_loss_after_a_while(filled: Filled) -> None:
     wanted = QueueRange(Queue("orders", 0), 1, 9)
-    with pytest.raises(DataLossError, match=r"orders/0 \[3, 9\) is lost: the queue still ends at 3; .*does not see"):
+    with pytest.raises(
+        DataLossError, match=r"orders/0 \[3, 9\) is lost: the queue still ends at 3 on this .*does not see"
+    ):
         read(filled, wanted)
     assert read(filled, wanted, failOnDataLoss="false") == [1, 2]
 
@@ -373,11 +379,11 @@ def test_missing_from_the_start(filled: Filled, fail: str) -> None:
 
 def test_start_beyond_the_end_is_refused(filled: Filled, caplog: pytest.LogCaptureFixture) -> None:
     start = {"startingOffsets": '{"orders": {"0": 99, "1": 1}}'}
-    with pytest.raises(OptionError, match="says 99 for orders/0, and its next message will be 3"):
+    with pytest.raises(OptionError, match="says 99 for orders/0, which ends at 3"):
         first_batch(reader(filled, **start))
     assert reader(filled, **start, failOnDataLoss="false").initialOffset()["orders"] == {"0": 3, "1": 1}
     assert "Data loss" not in caplog.text
-    assert "Going on because failOnDataLoss is false: startingOffsets says 99" in caplog.text
+    assert "Ignored because failOnDataLoss is false: startingOffsets says 99" in caplog.text
 
 
 def test_empty_range_is_never_a_loss(filled: Filled) -> None:

@@ -93,7 +93,7 @@ def test_stored_checkpoints_are_read(name: str, offset: StreamOffset) -> None:
 
 def test_checkpoint_of_a_newer_version_is_refused() -> None:
     with pytest.raises(
-        CheckpointError, match=r"^The checkpoint has an offset with '\$epoch', written by a newer pyspark-mq: upgrade"
+        CheckpointError, match=r"^The checkpoint has an offset with '\$epoch', which a newer pyspark-mq wrote. Upgrade"
     ):
         StreamOffset.from_json(load("future-key.json"))
 
@@ -127,7 +127,7 @@ def test_checkpoint_of_a_newer_version_is_refused() -> None:
     ],
 )
 def test_a_foreign_checkpoint_is_refused(json_: Any) -> None:
-    with pytest.raises(CheckpointError, match="not one of this source"):
+    with pytest.raises(CheckpointError, match="that this source cannot read"):
         StreamOffset.from_json(json_)
 
 
@@ -146,7 +146,7 @@ def test_a_foreign_checkpoint_is_refused(json_: Any) -> None:
         ("idle at the end", {A0: 20}, {A0: (10, 20)}, {A0: 20}, {}, []),
         ("deleted", {A0: 5}, {A0: (10, 20)}, {A0: 10}, {A0: 10}, ["a/0 [5, 10) is lost"]),
         ("cut or recreated", {A0: 25}, {A0: (0, 20)}, {A0: 0}, {A0: 0}, ["a/0 [20, 25) is lost"]),
-        ("gone", {A0: 5, B0: 7}, {A0: (0, 9)}, {A0: 5}, {}, ["b/0 from 7 on is lost: the queue is gone"]),
+        ("gone", {A0: 5, B0: 7}, {A0: (0, 9)}, {A0: 5}, {}, ["b/0 from offset 7 on is lost: the queue was deleted"]),
     ],
 )
 def test_begin_of_a_batch(
@@ -170,7 +170,7 @@ def test_replaced_queue_is_read_from_its_first_message() -> None:
     assert batch.begin == {A0: 10, A1: 5, B0: 8}
     assert batch.starts == {A0: 10, B0: 8}
     assert batch.last == {A1: Fingerprint(100, 1)}
-    assert str(batch.losses[0]).startswith("a/0 from 15 on is lost: other messages stand there")
+    assert str(batch.losses[0]).startswith("a/0 from offset 15 on is lost: the queue has other messages")
     assert "begins at 10" in str(batch.losses[0])
 
 
@@ -193,7 +193,7 @@ def test_start_offsets_are_pinned_until_they_are_read() -> None:
 
 
 def test_a_batch_without_a_begin_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="do not say where b/0 begins"):
+    with pytest.raises(CheckpointError, match="does not record where b/0 begins"):
         batch_ranges(StreamOffset({A0: 5}), StreamOffset({A0: 5, B0: 1}))
 
 
@@ -228,20 +228,20 @@ def test_a_micro_batch_offset_is_no_real_time_offset() -> None:
 @pytest.mark.parametrize(
     ("json_", "message"),
     [
-        ({"$epoch": 7, "$reader": READER, "$from": []}, "is damaged"),
-        ({"$epoch": 7, "$reader": READER, **NONE}, "is damaged"),
-        ({"$epoch": 7, "$reader": READER, "$from": 1, **NONE}, "is damaged"),
-        ({"$epoch": "x", "$reader": READER, "$from": [], **NONE}, "is damaged"),
-        ({"$epoch": 7, "$reader": READER, "$from": [{"orders": {"0": -1}}], **NONE}, "is damaged"),
-        ({"$epoch": float("inf"), "$reader": READER, "$from": [], **NONE}, "is damaged"),
-        ({"$epoch": True, "$reader": READER, "$from": [], **NONE}, "is damaged"),
-        ({"$epoch": 1 << 63, "$reader": READER, "$from": [], **NONE}, "is damaged"),
-        ({"$epoch": 7, "$reader": 7, "$from": [], **NONE}, "is damaged"),
-        ({"$epoch": 7, "$reader": READER.upper(), "$from": [], **NONE}, "is damaged .*reader"),
-        ({"$epoch": 7, "$reader": "../../elsewhere", "$from": [], **NONE}, "is damaged .*reader"),
+        ({"$epoch": 7, "$reader": READER, "$from": []}, "a damaged real-time"),
+        ({"$epoch": 7, "$reader": READER, **NONE}, "a damaged real-time"),
+        ({"$epoch": 7, "$reader": READER, "$from": 1, **NONE}, "a damaged real-time"),
+        ({"$epoch": "x", "$reader": READER, "$from": [], **NONE}, "a damaged real-time"),
+        ({"$epoch": 7, "$reader": READER, "$from": [{"orders": {"0": -1}}], **NONE}, "a damaged real-time"),
+        ({"$epoch": float("inf"), "$reader": READER, "$from": [], **NONE}, "a damaged real-time"),
+        ({"$epoch": True, "$reader": READER, "$from": [], **NONE}, "a damaged real-time"),
+        ({"$epoch": 1 << 63, "$reader": READER, "$from": [], **NONE}, "a damaged real-time"),
+        ({"$epoch": 7, "$reader": 7, "$from": [], **NONE}, "a damaged real-time"),
+        ({"$epoch": 7, "$reader": READER.upper(), "$from": [], **NONE}, "a damaged .*reader"),
+        ({"$epoch": 7, "$reader": "../../elsewhere", "$from": [], **NONE}, "a damaged .*reader"),
         ({"$epoch": 7, "$reader": READER, "$from": [{"a": {"0": 1}}, {"a": {"0": 2}}], **NONE}, "names a/0 twice"),
-        ({"$epoch": 7, "$reader": READER, "$from": [], "orders": {"0": 1}, **NONE}, "is damaged"),
-        ({"$epoch": 7, "$reader": READER, "$from": [], "$later": 1, **NONE}, "written by a newer pyspark-mq"),
+        ({"$epoch": 7, "$reader": READER, "$from": [], "orders": {"0": 1}, **NONE}, "a damaged real-time"),
+        ({"$epoch": 7, "$reader": READER, "$from": [], "$later": 1, **NONE}, "which a newer pyspark-mq wrote"),
     ],
 )
 def test_a_wrong_real_time_offset_is_refused(json_: dict[str, Any], message: str) -> None:

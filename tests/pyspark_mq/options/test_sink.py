@@ -47,19 +47,25 @@ def test_an_archive_is_not_written() -> None:
     ("given", "message"),
     [
         ({"tpoic": "orders"}, "Unknown option 'tpoic': did you mean topic?"),
-        ({"subscribe": "orders"}, "subscribe is for reading; name the topic with topic. A write has the options path"),
-        ({"startingOffsets": "latest"}, "startingOffsets is for reading; leave it out"),
+        (
+            {"subscribe": "orders"},
+            "subscribe is for reading: name the topic in the option topic. Options of a write: path",
+        ),
+        ({"startingOffsets": "latest"}, "startingOffsets is for reading: remove it"),
         ({"delivery": "twice"}, "delivery takes exactly-once or at-least-once, got 'twice'"),
-        ({"topic": "a,b"}, "only letters, digits, '%', '|', '_' and '-' are allowed; several topics go into a column"),
+        (
+            {"topic": "a,b"},
+            "only letters, digits, '%', '|', '_' and '-' are allowed. To write several topics, remove the option",
+        ),
         (
             {"topic": "rmq_sys_SPARK_COMMITS"},
-            "rmq_sys_SPARK_COMMITS is for records of the store; rows go",
+            "rmq_sys_SPARK_COMMITS is an internal topic of the store",
         ),
         ({"stagingPath": "hdfs://name/x"}, "stagingPath takes a directory that the driver and all executors see"),
         ({"producerGroup": "a b"}, "producerGroup: group 'a b': only letters"),
         ({"producerGroup": "a", "delivery": "at-least-once"}, "producerGroup is for delivery=exactly-once"),
         ({"stagingPath": "/a", "delivery": "at-least-once"}, "stagingPath is for delivery=exactly-once"),
-        ({"path": ""}, "The option path is missing"),
+        ({"path": ""}, "The log is not named"),
     ],
 )
 def test_errors_name_the_remedy(given: dict[str, str], message: str) -> None:

@@ -93,18 +93,18 @@ def test_values_are_parsed(name: str, text: str, field: str, value: object) -> N
     ("name", "text", "message"),
     [
         ("maxOffsetPerTrigger", "1", "did you mean maxOffsetsPerTrigger?"),
-        ("bootstrap", "1", "known are path, archive, storageOptions, subscribe"),
+        ("bootstrap", "1", "the options are path, archive, storageOptions, subscribe"),
         (
             "kafka.bootstrap.servers",
             "broker:9092",
-            "it is Kafka's; here it is path, the store's directory, or nameServer",
+            "it belongs to the Kafka source; here use path (a store's directory) or nameServer",
         ),
-        ("includeHeaders", "true", "it is Kafka's; here it is includeProperties"),
-        ("kafka.session.timeout.ms", "1", "it is Kafka's, and here there is nothing like it; leave it out"),
-        ("fetchOffset.numRetries", "1", "it is Kafka's, and here there is nothing like it; leave it out"),
-        ("topic", "orders", "topic is for writing; name the topics to read with subscribe"),
+        ("includeHeaders", "true", "it belongs to the Kafka source; here use includeProperties"),
+        ("kafka.session.timeout.ms", "1", "it belongs to the Kafka source and has no counterpart here. Remove it"),
+        ("fetchOffset.numRetries", "1", "it belongs to the Kafka source and has no counterpart here. Remove it"),
+        ("topic", "orders", "topic is for writing. To read topics, name them in subscribe"),
         ("delivery", "exactly-once", "delivery is for writing"),
-        ("topics", "orders", "topics to read are named by subscribe"),
+        ("topics", "orders", "use subscribe for the topics to read"),
         ("realTimes", "true", "did you mean realTime?"),
         ("realTime", "soon", "realTime takes true or false"),
         ("batchDuration", "0.5s", "from 1 second to 24 days, such as '30 seconds'"),
@@ -114,15 +114,15 @@ def test_values_are_parsed(name: str, text: str, field: str, value: object) -> N
         ("batchDuration", "25d", "from 1 second to 24 days"),
         ("batchDuration", "1000h", "from 1 second to 24 days"),
         ("maxOffsetsPerTrigger", "9" * 5000, "above 0, got '999"),
-        ("maxBytesPerTrigger", "9" * 5000, "takes bytes above 0"),
-        ("maxBytesPerTrigger", "99999999999999999g", "takes bytes above 0"),
-        ("holdTimeoutMs", "9" * 12, "of at most 24 days"),
+        ("maxBytesPerTrigger", "9" * 5000, "takes a number of bytes above 0"),
+        ("maxBytesPerTrigger", "99999999999999999g", "takes a number of bytes above 0"),
+        ("holdTimeoutMs", "9" * 12, "from 0 to 24 days"),
         ("unreadable", "skip", "unreadable takes error or null, got 'skip'"),
-        ("maxDecompressedMessageSize", "0", "maxDecompressedMessageSize takes bytes above 0"),
+        ("maxDecompressedMessageSize", "0", "maxDecompressedMessageSize takes a number of bytes above 0"),
         ("realTimePartitions", "0", "above 0"),
         ("ledgerPath", "", "a directory that the driver and all executors see"),
         ("ledgerPath", "s3:/bucket/ledger", "s3:/...: a URL has two slashes there"),
-        ("ledgerPath", "dbfs:/ledger", "A mounted directory is named by its path, as /dbfs/..."),
+        ("ledgerPath", "dbfs:/ledger", "Name a mounted directory by its path, such as /dbfs/..."),
         ("ledgerPath", "file://host/ledger", "a URL of a local directory begins with file:///"),
         (
             "ledgerPath",
@@ -134,15 +134,15 @@ def test_values_are_parsed(name: str, text: str, field: str, value: object) -> N
         ("maxOffsetsPerTrigger", "-5", "above 0, got '-5'"),
         ("maxOffsetsPerTrigger", "many", "above 0, got 'many'"),
         ("maxOffsetsPerTrigger", "²", "above 0, got '²'"),
-        ("maxBytesPerTrigger", "0", "maxBytesPerTrigger takes bytes"),
-        ("maxBytesPerTrigger", "64 miles", "maxBytesPerTrigger takes bytes"),
+        ("maxBytesPerTrigger", "0", "maxBytesPerTrigger takes a number of bytes"),
+        ("maxBytesPerTrigger", "64 miles", "maxBytesPerTrigger takes a number of bytes"),
         ("minPartitions", "1.5", "minPartitions takes a whole number"),
-        ("holdTimeoutMs", "-1", "holdTimeoutMs takes a whole number, 0 or more"),
+        ("holdTimeoutMs", "-1", "holdTimeoutMs takes milliseconds, a whole number from 0"),
         ("failOnDataLoss", "yes", "failOnDataLoss takes true or false, got 'yes'"),
         ("subExpression", "||", "subExpression"),
-        ("expressionType", "SQL92", "expressionType=SQL92 needs subExpression"),
+        ("expressionType", "SQL92", "expressionType=SQL92 is given without subExpression"),
         ("startingOffsets", "{", "startingOffsets takes earliest, latest, group, -1000"),
-        ("paths", '["/a", "/b"]', "One query reads one store"),
+        ("paths", '["/a", "/b"]', "A query reads one store"),
         ("provider", "mq", "CREATE TEMPORARY VIEW"),
         ("subscribePattern", "o.*", "subscribe and subscribePattern exclude each other"),
         ("assign", '{"orders": [0]}', "subscribe and assign exclude each other"),
@@ -166,9 +166,9 @@ def test_conditions_are_parsed() -> None:
 
 
 def test_path_is_required() -> None:
-    with pytest.raises(OptionError, match="The option path is missing"):
+    with pytest.raises(OptionError, match="The log is not named"):
         SourceOptions.parse({"subscribe": "orders"})
-    with pytest.raises(OptionError, match=r"is missing.* the options of CREATE TABLE .* use CREATE TEMPORARY VIEW"):
+    with pytest.raises(OptionError, match=r"is not named.* the options of CREATE TABLE .* Use CREATE TEMPORARY VIEW"):
         WriteOptions.parse({})
 
 
@@ -186,19 +186,22 @@ def test_path_means_the_same_in_every_process(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("path", ["dbfs:/data/mq", "dbfs:///data/mq", "DBFS:/data/mq"])
 def test_databricks_path_gets_a_remedy(path: str) -> None:
-    with pytest.raises(OptionError, match=r"opened as a directory.* that is '/dbfs/data/mq'"):
+    with pytest.raises(OptionError, match=r"opened as a local directory.* give '/dbfs/data/mq'"):
         SourceOptions.parse({**BASE, "path": path})
 
 
 def test_relative_path_without_a_store_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With Spark Connect, the client's working directory is another one."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(OptionError, match=f"'mq' is relative, .* there is no {tmp_path}/mq; give an absolute path"):
+    with pytest.raises(
+        OptionError,
+        match=f"'mq' is relative, and {tmp_path}/mq does not exist where Spark's driver runs",
+    ):
         SourceOptions.parse({**BASE, "path": "mq"})
 
 
 def test_a_subscription_is_required() -> None:
-    with pytest.raises(OptionError, match="Nothing is subscribed: give exactly one of"):
+    with pytest.raises(OptionError, match=r"No topic is subscribed\. Set exactly one of"):
         SourceOptions.parse({"path": "/data/mq"})
 
 
@@ -207,14 +210,14 @@ def test_a_subscription_is_required() -> None:
     ["maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "minPartitions", "maxRecordsPerPartition"],
 )
 def test_limits_do_not_go_with_real_time(limit: str) -> None:
-    with pytest.raises(OptionError, match=f"{limit} does not go with realTime"):
+    with pytest.raises(OptionError, match=f"{limit} does not work with realTime"):
         SourceOptions.parse({**BASE, "realTime": "true", limit: "5"}).stream_start()
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("2m", 120.0), ("15min", 900.0), ("1500ms", 1.5)])
 def test_max_delay_needs_a_minimum_of_messages(text: str, seconds: float) -> None:
     given = {**BASE, "maxTriggerDelay": text}
-    with pytest.raises(OptionError, match="maxTriggerDelay goes with minOffsetsPerTrigger"):
+    with pytest.raises(OptionError, match="maxTriggerDelay works only with minOffsetsPerTrigger"):
         SourceOptions.parse(given)
     assert SourceOptions.parse({**given, "minOffsetsPerTrigger": "4"}).max_trigger_delay_seconds == seconds
 
@@ -244,9 +247,9 @@ def test_end_options_are_refused_for_streams(option: str, text: str) -> None:
     [
         ("startingOffsets", "latest", "startingOffsets cannot be latest"),
         ("startingOffsets", "-0", "startingOffsets cannot be latest"),
-        ("startingOffsets", '{"orders": {"0": -1}}', "read nothing for orders/0"),
+        ("startingOffsets", '{"orders": {"0": -1}}', "read no messages for orders/0"),
         ("endingOffsets", "earliest", "endingOffsets cannot be earliest"),
-        ("endingOffsets", '{"orders": {"0": -2}}', "read nothing for orders/0"),
+        ("endingOffsets", '{"orders": {"0": -2}}', "read no messages for orders/0"),
         ("maxOffsetsPerTrigger", "5", "maxOffsetsPerTrigger is for streaming queries"),
         ("maxBytesPerTrigger", "5m", "maxBytesPerTrigger is for streaming queries"),
         ("minOffsetsPerTrigger", "5", "minOffsetsPerTrigger is for streaming queries"),
@@ -309,7 +312,8 @@ def test_named_topics_must_exist(subscription: tuple[str | None, str | None, str
 @pytest.mark.parametrize("subscription", [("order, audit", None, None), (None, None, '{"order": [0]}')])
 def test_misspelled_topic_gets_a_suggestion(subscription: tuple[str | None, str | None, str | None]) -> None:
     with pytest.raises(
-        SubscriptionError, match=r"The log has no order.*\. Did you mean orders\? Create the topic first"
+        SubscriptionError,
+        match=r"The log has no order.*\. Did you mean orders\? Create the topic first",
     ):
         SubscribedQueues.parse(*subscription).require(TOPICS)
 
@@ -333,8 +337,8 @@ def test_many_topics_get_no_suggestion() -> None:
         ((None, None, "[" * 99999), "assign takes JSON"),
         ((None, None, '{"a": [0], "a": [1]}'), "'a' stands twice in one object"),
         ((None, None, "a"), "line 1 column 1"),
-        ((None, None, "[]"), "the top level"),
-        ((None, None, '{"a": []}'), "'a' has no list"),
+        ((None, None, "[]"), "at least one topic"),
+        ((None, None, '{"a": []}'), "topic 'a' needs a list"),
         ((None, None, '{"a": [true]}'), "'a' has true"),
         ((None, None, '{"a": [-1]}'), "'a' has -1"),
     ],

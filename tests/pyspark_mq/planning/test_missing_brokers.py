@@ -115,7 +115,7 @@ def test_queue_of_an_unnamed_broker_is_lost(pair: Pair, begin: Callable[..., Que
     pair.put("b", 1)
     query.until(1)
     pair.serving["b"].close()
-    with pytest.raises(DataLossError, match="t/b:0 from 1 on is lost: the queue is gone"):
+    with pytest.raises(DataLossError, match="t/b:0 from offset 1 on is lost: the queue was deleted"):
         begin(options_of(pair, brokers="a"), query.at).step()
 
 

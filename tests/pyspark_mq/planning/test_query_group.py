@@ -122,7 +122,7 @@ def test_query_fails_if_its_queues_are_owned_on_request(reader: Readers, filled:
     one, other = reader(), reader(whenLocked="fail")
     end = latest(one, one.initialOffset())
     (member,) = group.members()
-    with pytest.raises(QueuesTaken, match=f"group g: {member.id} has queues .* set whenLocked to wait or takeOver"):
+    with pytest.raises(QueuesTaken, match=rf"Group g: {member.id} has locked .* set whenLocked to wait or takeOver"):
         latest(other, other.initialOffset())
     assert [(each.id, each.queues) for each in group.members()] == [(member.id, (Q0, Q1))]
     assert latest(one, end) == end
@@ -136,7 +136,9 @@ def test_query_takes_over_queues_on_request(reader: Readers) -> None:
     start = one.initialOffset()
     end = latest(one, start)
     assert latest(other, start) == start
-    with pytest.raises(QueuesTaken, match=r"group g: another query took over .* this one ends, after its last batch"):
+    with pytest.raises(
+        QueuesTaken, match=r"Group g: another query .* took over .* ended after its last committed batch"
+    ):
         latest(one, end)
     assert latest(other, start) == start, "all is done: nothing is new"
     assert other._planner._group.locks
@@ -273,7 +275,7 @@ def test_reset_is_ignored_with_a_warning(
     end = latest(it, it.initialOffset())
     group.reset({Q0: 1})
     assert latest(it, end) == end
-    assert "Group g was reset in orders/0; a query goes on from its checkpoint" in caplog.text
+    assert "Group g was reset in orders/0, but this query continues from its checkpoint" in caplog.text
 
 
 def test_old_offsets_are_void_for_a_recreated_topic(reader: Readers, filled: Filled, group: DirectoryGroup) -> None:
@@ -295,7 +297,7 @@ def test_old_offsets_are_void_for_a_recreated_topic(reader: Readers, filled: Fil
     [
         ({"consumeMode": "orderly"}, "consumeMode=orderly needs consumerGroup"),
         ({"consumeMode": "ordered", "consumerGroup": "g"}, "consumeMode takes concurrently or orderly, got 'ordered'"),
-        ({"whenLocked": "wait"}, "whenLocked goes with consumeMode=orderly"),
+        ({"whenLocked": "wait"}, "whenLocked works only with consumeMode=orderly"),
         (ORDERLY | {"whenLocked": "go"}, "whenLocked takes wait or takeOver or fail, got 'go'"),
         (ORDERLY | {"minPartitions": "2"}, "minPartitions splits queues over partitions"),
         (ORDERLY | {"maxRecordsPerPartition": "2"}, "maxRecordsPerPartition splits queues"),

@@ -62,7 +62,7 @@ def test_first_batch_is_repeated_although_a_queue_was_added(filled: Filled, real
     filled.put("orders", 2, 4)
     assert ranges(replayed, replayed.initialOffset(), end) == ["orders/0 [1, 3)", "orders/1 [2, 5)"]
     assert ranges(replayed, end, latest(replayed, end)) == ["orders/2 [0, 4)"]
-    with pytest.raises(OptionError, match="leaves out: orders/2"):
+    with pytest.raises(OptionError, match="does not name: orders/2"):
         first_batch(new)
 
 
@@ -164,15 +164,19 @@ def test_starting_offsets_are_read_from_json(filled: Filled) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"startingOffsets": '{"orders": {"0": 1}}'}, OptionError, "leaves out: orders/1"),
+        ({"startingOffsets": '{"orders": {"0": 1}}'}, OptionError, "does not name: orders/1"),
         ({"startingOffsets": '{"orders": {"0": 1, "1": 1, "2": 1}}'}, OptionError, "not subscribed: orders/2"),
         (
             {"startingOffsets": '{"orders": {"0": 99, "1": 1}}'},
             OptionError,
-            "says 99 for orders/0, and its next message will be 3",
+            "says 99 for orders/0, which ends at 3",
         ),
         ({"subscribe": "orders,payments"}, SubscriptionError, "The log has no payments; it has orders"),
-        ({"subscribe": "shop.orders"}, SubscriptionError, "There can be none: topic 'shop.orders': only letters"),
+        (
+            {"subscribe": "shop.orders"},
+            SubscriptionError,
+            "No topic can have this name: topic 'shop.orders': only letters",
+        ),
     ],
 )
 def test_wrong_starts_are_refused(
