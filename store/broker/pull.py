@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from store.api.message_store import MessageStore
 from store.format.stored_message import StoredMessage
@@ -27,8 +28,7 @@ def response_code(status: GetStatus, offset: int) -> ResponseCode:
     return _CODES[status]
 
 
-@dataclass(frozen=True, slots=True)
-class PullRequest:
+class PullRequest(NamedTuple):
     group: str
     topic: str
     queue_id: int
@@ -37,8 +37,7 @@ class PullRequest:
     message_filter: MessageFilter | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PullResponse:
+class PullResponse(NamedTuple):
     """Offsets are queue offsets. remark: the store's status, or the error. records: see `GetResult`."""
 
     code: ResponseCode
@@ -46,8 +45,8 @@ class PullResponse:
     next_begin_offset: int
     min_offset: int = 0
     max_offset: int = 0
-    messages: list[StoredMessage] = field(default_factory=list)
-    records: list[memoryview] = field(default_factory=list)
+    messages: Sequence[StoredMessage] = ()
+    records: Sequence[memoryview] = ()
 
 
 def answer(store: MessageStore, request: PullRequest, *, as_records: bool = False) -> PullResponse:

@@ -43,7 +43,8 @@ class QueueFiles:
         return self.segments.size // CQ_ENTRY.itemsize or 1  # without files any number above 0 will do
 
     def file_end(self, offset: int) -> int:
-        return (offset // self.entries_per_file + 1) * self.entries_per_file
+        in_file = self.entries_per_file
+        return (offset // in_file + 1) * in_file
 
     @property
     def has_files(self) -> bool:
@@ -68,7 +69,7 @@ class QueueFiles:
             stop = min(end, self.file_end(start))
             pieces.append(self._read(start, stop, current=current))
             start = stop
-        return np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), CQ_ENTRY)
+        return np.frombuffer(b"".join(pieces), CQ_ENTRY)
 
     def entries_left(self, start: int, end: int) -> Entries:
         """Return `entries`, with zeros in the place of missing files."""

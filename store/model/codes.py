@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import IntEnum, IntFlag
+from enum import IntEnum
 from typing import Final
 
 
@@ -61,7 +61,7 @@ class RequestCode(IntEnum):
     LITE_PULL_MESSAGE = 361
 
 
-class CommandFlag(IntFlag):
+class CommandFlag(IntEnum):
     """No flag is set in a request that expects a response."""
 
     RESPONSE = 1

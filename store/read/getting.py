@@ -26,6 +26,7 @@ MOST_RECORDS = 4096
 _MANY = 160  # fewer messages are decoded faster one by one
 _BY_TAG = {"tags"}
 _NOTHING = memoryview(b"")
+_SHORT_BYTES = 1024  # on average
 _FILTER_SECONDS = 0.02  # for a filter on properties, which must decode each message
 
 
@@ -237,13 +238,13 @@ class _Examined:
             rows = np.flatnonzero(may_match(self.entries, self.message_filter))
         if not _BY_TAG.issuperset(self.message_filter.columns):
             rows, stop = self._matching(rows, count_limit)
-        chosen = self.entries[rows[:count_limit]]
-        begins = chosen["physical_offset"].astype(np.int64)
-        ends = begins + chosen["size"]
-        fitting = (ends - begins).cumsum().searchsorted(self.config.maxTransferBytesOnMessageInMemory, side="right")
-        count = min(len(chosen), max(1, int(fitting)))
+        begins, sizes = (
+            self.entries[name][rows[:count_limit]].astype(np.int64) for name in ("physical_offset", "size")
+        )
+        fitting = sizes.cumsum().searchsorted(self.config.maxTransferBytesOnMessageInMemory, side="right")
+        count = min(len(sizes), max(1, int(fitting)))
         next_begin = self.offset + (int(rows[count]) if count < len(rows) else stop)
-        return RecordPieces(self._mapped(rows[:count], begins[:count], ends[:count]), next_begin)
+        return RecordPieces(self._mapped(rows[:count], begins[:count], sizes[:count]), next_begin)
 
     def _matching(self, rows: Int64s, count_limit: int) -> tuple[Int64s, int]:
         """Return the rows whose properties match, and the number of entries examined within the time limit.
@@ -263,22 +264,21 @@ class _Examined:
                 matching.append(row)
         return np.array(matching, np.int64), len(self.entries)
 
-    def _mapped(self, rows: Int64s, begins: Int64s, ends: Int64s) -> list[memoryview]:
-        """Return views of the records in these rows, one for adjacent records. begins, ends: log offsets."""
+    def _mapped(self, rows: Int64s, begins: Int64s, sizes: Int64s) -> list[memoryview]:
+        """Return the records in these rows: views of the log, one for adjacent records. begins: log offsets.
+
+        Scattered short records are copied into one piece, because a view of each would take more memory.
+        """
         if not len(rows):
             return []
-        is_apart = (begins[1:] != ends[:-1]) | (begins[1:] % self.log.segments.size == 0)
-        bounds = np.concatenate(([0], is_apart.nonzero()[0] + 1, [len(rows)]))
-        firsts, lasts = bounds[:-1], bounds[1:] - 1
-        columns = rows[firsts], lasts - firsts, begins[firsts], ends[lasts]
-        return list(map(self._piece, *(each.tolist() for each in columns)))
-
-    def _piece(self, row: int, more: int, begin: int, stop: int) -> memoryview:
-        """Return a view of the record of `row` and `more` adjacent ones. begin, stop: log offsets."""
-        is_record = begin >= 0 and (more or self.log.can_be_record(begin, stop - begin))
-        if not is_record or not begin + MIN_RECORD_BYTES <= stop <= self.log.next_segment(begin):
-            raise CorruptRecord(
-                f"{self.queue.topic}, queue {self.queue.queue_id}, offset {self.offset + row}: an entry of "
-                f"{stop - begin} bytes at {begin} of the log; {MAKE_ANEW}"
-            )
-        return self._bytes(begin, stop - begin)
+        ends = begins + sizes
+        last = (begins[1:] != ends[:-1]).nonzero()[0]  # of each piece, without the last piece
+        first = [0, *(last + 1).tolist()]
+        columns = rows[first], sizes[first], begins[first], ends[[*last.tolist(), -1]]
+        pieces, segment = [], self.log.segments.size
+        for row, size, begin, stop in zip(*(each.tolist() for each in columns), strict=True):
+            if not self.log.can_be_record(begin, size) or begin % segment + stop - begin > segment:
+                raise CorruptRecord(f"{self._entry(row)}: an entry of {size} bytes; {MAKE_ANEW}")
+            pieces.append(self._bytes(begin, stop - begin))
+        total = sum(map(len, pieces))
+        return [memoryview(b"".join(pieces))] if total < len(pieces) * _SHORT_BYTES else pieces

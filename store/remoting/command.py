@@ -103,15 +103,18 @@ def decode(frame: Bytes) -> Command:
 
 # --- JSON ----------------------------------------------------------------------------------------------
 
+_JSON = Serialization.JSON.name
+_NAMES = {int(language): language.name for language in Language}
+
 
 def _to_json(command: Command) -> bytes:
     header: dict[str, object] = {"code": command.code}
     if command.fields:
         header["extFields"] = dict(command.fields)
-    header |= {"flag": command.flag, "language": Language(command.language).name, "opaque": command.opaque}
+    header |= {"flag": command.flag, "language": _NAMES[command.language], "opaque": command.opaque}
     if command.remark is not None:
         header["remark"] = command.remark
-    header |= {"serializeTypeCurrentRPC": Serialization.JSON.name, "version": command.version}
+    header |= {"serializeTypeCurrentRPC": _JSON, "version": command.version}
     return strict_json.encode(header)
 
 
@@ -128,9 +131,14 @@ class _JsonHeader(msgspec.Struct, rename="camel"):
 def _of_json(header: bytes, body: bytes) -> Command:
     found = parse_json(header, _JsonHeader)
     _check_fields(len(found.ext_fields or ()))
+    fields = {
+        name: value if isinstance(value, str) else str(value).lower()
+        for name, value in (found.ext_fields or {}).items()
+        if value is not None
+    }
     return Command(
         found.code,
-        {name: _text_of(value) for name, value in (found.ext_fields or {}).items() if value is not None},
+        fields,
         body,
         found.remark or None,
         found.opaque,
@@ -149,10 +157,6 @@ def parse_json(data: bytes, kind: type[T], *, strict: bool = True) -> T:
 
 
 _LANGUAGES: dict[object, int] = {language.name: language for language in Language}
-
-
-def _text_of(value: str | int | bool) -> str:
-    return value if isinstance(value, str) else str(value).lower()
 
 
 # --- RocketMQ's own -------------------------------------------------------------------------------------

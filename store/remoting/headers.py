@@ -34,11 +34,11 @@ class Header(msgspec.Struct, frozen=True, rename="camel"):
 
     def texts(self) -> dict[str, str]:
         values: dict[str, Any] = msgspec.to_builtins(self)
-        return {name: _text(value) for name, value in values.items() if value is not None}
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+        return {
+            name: str(value).lower() if isinstance(value, bool) else str(value)
+            for name, value in values.items()
+            if value is not None
+        }
 
 
 # --- a name server --------------------------------------------------------------------------------------

@@ -70,6 +70,7 @@ class Permissions:
 
 
 _COMMIT, _SUSPEND, _SUBSCRIPTION = 1, 2, 4  # PullSysFlag
+_BEFORE = GetStatus.OFFSET_TOO_SMALL.name
 _OF_A_QUEUE = (ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY)
 _MASTER = 0
 _MAX_HELD = 32_768  # each takes about 4 KB
@@ -204,7 +205,7 @@ class Pulling:
 
 
 def _is_before(response: PullResponse) -> bool:
-    return response.remark == GetStatus.OFFSET_TOO_SMALL.name
+    return response.remark == _BEFORE
 
 
 def _answer(response: PullResponse) -> Response:

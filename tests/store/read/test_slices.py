@@ -57,7 +57,16 @@ def test_the_same_messages(store: MessageStore, accept: MessageFilter | None, ma
 
 def test_neighbours_are_one_piece(store: MessageStore) -> None:
     assert len(store.get_message("g", "t", 0, 1, 4, as_records=True).records) == 1
-    assert len(store.get_message("g", "t", 0, 0, 4, as_records=True).records) == 2
+
+
+@pytest.mark.parametrize(("body", "pieces"), [(b"short", 1), (bytes(2000), 3)])
+def test_only_short_scattered_records_are_copied(tmp_path: Path, body: bytes, pieces: int) -> None:
+    with MessageStore.open(tmp_path) as store:
+        for topic in ("t", "other"):
+            store.create_topic(topic, 1)
+        store.put_many([Message(topic, body) for _ in range(3) for topic in ("t", "other")])
+        records = store.get_message("g", "t", 0, 0, as_records=True).records
+        assert (len(records), len(list(split(records)))) == (pieces, 3)
 
 
 def test_the_hash_decides(store: MessageStore) -> None:
