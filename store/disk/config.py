@@ -92,7 +92,7 @@ class StoreConfig:
 
     @property
     def delete_hours(self) -> set[int]:
-        """In local time."""
+        """Hours in local time."""
         return {int(hour) for hour in self.deleteWhen.split(";")}
 
     @property
@@ -108,7 +108,7 @@ class StoreConfig:
         )
 
     def text(self) -> str:
-        """In ASCII."""
+        """Return the file's content, in ASCII."""
         return "".join(_line(field.name, getattr(self, field.name)) for field in fields(self))
 
     @staticmethod

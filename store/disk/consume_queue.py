@@ -98,7 +98,7 @@ class QueueEnd:
         return False
 
     def _known_end(self, first: int, confirm_offset: int) -> int:
-        """Raises `CorruptSegment` if the last entry known before is damaged."""
+        """Raises `CorruptSegment` if the last known entry is damaged."""
         least = self._least_end
         if least > first and not self._counts(least - 1, confirm_offset):
             raise CorruptSegment(f"{self._files}: entry {least - 1}, which it had, is gone; {MAKE_ANEW}")
@@ -131,7 +131,6 @@ class ConsumeQueue(QueueFiles):
         least_end: int = 0,
         is_message: IsMessage | None = None,
     ) -> None:
-        """segments: see `queue_segments`. begin: see `Topics.begin`."""
         super().__init__(segments, begin)
         self.topic = topic
         self.queue_id = queue_id

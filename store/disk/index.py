@@ -102,7 +102,6 @@ class IndexFiles:
         return [(str(self.directory / name), self._delete(name)) for name in expired]
 
     def _delete(self, name: str) -> int:
-        """Return bytes on disk."""
         path = self.directory / name
         with system_errors(path):
             taken = path.stat().st_blocks * BLOCK_BYTES

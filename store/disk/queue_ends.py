@@ -232,7 +232,6 @@ class QueueEnds:
         self.of.update({name: max(self.of.get(name, 0), end) for name, end in ends.items()})
 
     def _index_holds(self, log: CommitLog, index: Index, end: int | None, *, rebuilds_index: bool) -> bool:
-        """Whether the index has the recorded keys, and none after log offset `end`."""
         if not index.is_enabled:
             return True
         names, first_byte = set(index.names()), log.min_offset()
@@ -270,14 +269,14 @@ def _reaches(folder: str, stop: int, file_size: int, begin: int, end: int, is_la
 
 
 def _has_entries(folder: str, end: int, is_last: bool) -> bool:
-    """Whether a queue without a recorded end has entries, by the rule of `_reaches` for the next entry."""
+    """Whether a queue without a recorded end has entries, by the rule of `_reaches`."""
     files = list_files(Path(folder))
     entry = _read(f"{folder}/{files[0][0]}", 0) if files else b""
     return any(entry) if is_last else _counts(entry, end)
 
 
 def _read(path: str, position: int) -> bytes:
-    """Read an entry of a queue's file, and the next one if the file has it; b"" without a file."""
+    """Read an entry of a queue's file, and the next one; b"" without a file."""
     with system_errors(path):
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)

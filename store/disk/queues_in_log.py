@@ -172,7 +172,7 @@ class QueuesInLog:
         return not (is_older and self._is_message(*name, start, older, size))
 
     def _entry(self, name: QueueName, index: int) -> tuple[int, int]:
-        """Return log offset and size; (-1, 0) for a missing or empty entry."""
+        """Return log offset and size; (-1, 0) without an entry."""
         try:
             offset, size, _ = self._queues.of(*name).entries(index, index + 1)[0].item()
         except OffsetLost:

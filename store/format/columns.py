@@ -182,7 +182,7 @@ class Block:
         return self._records.properties
 
     def value(self, name: str) -> pa.StringArray:
-        """Null for messages without the property."""
+        """Return null for messages without the property."""
         return self._properties.value(name)
 
     def moved(self, physical_offsets: Ints, *, with_proofs: bool = True) -> Bytes:
@@ -224,7 +224,6 @@ class LightBlock(Block):
         return self._records.sound.copy()
 
     def _in_topic(self) -> Mask:
-        """Include records that name this light queue as a further queue."""
         records = self._records
         records.measure_topics()
         self._need(records.sound, _no_record)
@@ -255,7 +254,6 @@ def _timestamps(block: Block, name: str) -> pa.TimestampArray:
 
 
 def _msg_ids(block: Block) -> pa.StringArray:
-    """Return the client's id (UNIQ_KEY), or else the offsetMsgId."""
     unique = block._properties.value(PROPERTY_UNIQ_KEY)
     if unique.null_count == 0:
         return unique
@@ -295,7 +293,7 @@ def _hosts(block: Block, which: str, bit: int) -> pa.StringArray:
 def _by_family(
     block: Block, which: str, bit: int, named: Callable[[npt.NDArray[np.uint8], Ints], pa.StringArray]
 ) -> pa.StringArray:
-    """Call `named` with ip and port (shape (k, 8 or 20)) of the IPv4 rows, then of the IPv6 rows; join both."""
+    """Call `named` with ip and port (shape (k, 8 or 20)) of the IPv4 rows, then of the IPv6 rows."""
     if block._records.hosts_are_v4:
         return named(block._records.v4_hosts(which), np.arange(len(block)))
     v6 = (block.field("sys_flag") & bit) != 0

@@ -126,7 +126,6 @@ def real_places(copies: RecordCopies) -> tuple[pa.StringArray, Ints, npt.NDArray
 
 
 def _where(mask: pa.BooleanArray, values: pa.StringArray) -> pa.StringArray | None:
-    """Return "" outside of the mask; None if it is empty."""
     return pc.if_else(mask, values, constant("")) if pc.any(mask).as_py() else None
 
 

@@ -280,7 +280,6 @@ def encode_list(
 
 
 def _columns(messages: Sequence[Message], now: int) -> tuple[str | pa.StringArray, MessageColumns]:
-    """Return the topic, or one per message, and the other fields."""
     topics = [message.topic for message in messages]
     flags = [message.flag for message in messages]
     born_ms = [message.born_timestamp for message in messages]

@@ -237,7 +237,6 @@ def _has_light_queues(topic: str) -> bool:
 
 
 def _number(text: str) -> int | None:
-    """Parse a Java long of 0 or more."""
     if not text.isdecimal():
         return None
     # `int` fails for thousands of digits.
@@ -251,13 +250,12 @@ _LONG_DIGITS = 19
 
 
 def in_index(sys_flags: Ints) -> Mask:
-    """Return a mask of the records that are indexed."""
     filed: Mask = sys_flags & SYS_TRANSACTION_MASK != SYS_TRANSACTION_ROLLBACK
     return filed
 
 
 def keys_of(properties: Mapping[str, str]) -> list[str]:
-    """In RocketMQ's order."""
+    """Return the keys in RocketMQ's order."""
     keys = (properties.get(PROPERTY_UNIQ_KEY), *properties.get(PROPERTY_KEYS, "").split(KEY_SEPARATOR))
     return [key for key in keys if key]
 

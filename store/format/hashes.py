@@ -45,7 +45,7 @@ except ImportError:
 
 @cached_if_short
 def java_hash_code(text: str) -> int:
-    """A signed 32-bit integer over UTF-16 units."""
+    """Return a signed 32-bit integer over UTF-16 units."""
     data = text.encode("utf-16-le", "surrogatepass")
     hashed = 0
     for unit in struct.unpack(f"<{len(data) // 2}H", data):  # faster than numpy for short strings
@@ -72,7 +72,6 @@ def java_hash(strings: pa.StringArray, prefix: str = "") -> npt.NDArray[np.int32
 def _utf16_units(
     data: npt.NDArray[np.uint8], bounds: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int64]]:
-    """A character of four bytes becomes two units."""
     begins = ((data & 0xC0) != 0x80).astype(np.int64) + (data >= 0xF0)
     units_before = np.concatenate([[0], np.cumsum(begins)])
     return np.frombuffer(data.tobytes().decode().encode("utf-16-le"), "<u2"), units_before[bounds]
@@ -96,7 +95,6 @@ def _hash_units(units: npt.NDArray[np.uint32], bounds: npt.NDArray[np.int64], se
 
 
 def _powers(base: int, count: int) -> npt.NDArray[np.uint32]:
-    """Return base^0 to base^(count - 1) modulo 2^32."""
     return _first_powers(base)[:count] if count <= _KEPT_POWERS else _all_powers(base, count)
 
 
@@ -178,7 +176,7 @@ def _hash_names(topics: str | pa.StringArray, keys: pa.StringArray, owners: Ints
 
 
 def _positive(hashes: KeyHashes) -> KeyHashes:
-    """0 for -2^31."""
+    """Return 0 for -2^31."""
     return np.maximum(np.abs(hashes), 0)
 
 

@@ -62,7 +62,7 @@ class Message:
     deliver_at: int | None = None
 
     def all_properties(self) -> dict[str, str]:
-        """With tags, keys and sharding key under RocketMQ's names."""
+        """Include tags, keys and sharding key under RocketMQ's names."""
         check_mapping(self.properties)
         if self.tags is not None and not isinstance(self.tags, str):
             raise illegal(f"tags={self.tags!r:.80}: a message has one tag, a text; put more into keys or properties")

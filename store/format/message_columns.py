@@ -244,7 +244,6 @@ def _maps(column: pa.Array) -> pa.MapArray:
 
 
 def _queue_ids(column: pa.Array) -> Ints:
-    """Return ANY_QUEUE for null."""
     named = _cast("queueId", column, pa.int64(), _is_number)
     values: Ints = numbers(pc.fill_null(named, _ANY))
     if np.count_nonzero(values == ANY_QUEUE) > named.null_count:
@@ -253,7 +252,6 @@ def _queue_ids(column: pa.Array) -> Ints:
 
 
 def _integers(name: str, column: pa.Array) -> Ints:
-    """Return integers, or times in ms."""
     kind = column.type
     if name in _TIMES and pa.types.is_timestamp(kind):
         is_exact = kind.unit in ("s", "ms")  # finer units lose a fraction

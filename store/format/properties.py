@@ -115,7 +115,7 @@ class PropertyColumns:
         self._starts, self._splits, self._ends = starts, splits, ends
 
     def value(self, name: str) -> pa.StringArray:
-        """Null for messages without the property."""
+        """Return null for messages without the property."""
         if self._layout is not None:
             return self._column(self._layout, name.encode())
         pieces = self._named(name.encode())
@@ -137,7 +137,7 @@ class PropertyColumns:
         return _strings(self._data, self._splits[pieces] + 1, self._ends[pieces])
 
     def maps(self) -> pa.MapArray:
-        """Without the record's checksum and without nulls."""
+        """Leaves out the record's checksum. No nulls."""
         keep = ~self._overridden
         keep[self._named(PROPERTY_CRC.encode())] = False
         offsets = np.searchsorted(self._rows[keep], np.arange(self._count + 1)).astype(np.int32)
@@ -177,7 +177,6 @@ class PropertyColumns:
 
     @cached_property
     def _rows(self) -> Ints:
-        """Index of the message of each piece."""
         pieces = np.diff(np.searchsorted(self._separators, self._bounds))
         rows: Ints = np.repeat(np.arange(self._count), pieces)[self._good]
         return rows
@@ -197,7 +196,6 @@ class PropertyColumns:
 
     @cached_property
     def _overridden(self) -> npt.NDArray[np.bool_]:
-        """Mask of the pieces that a later one of the same name and message overrides."""
         overridden = np.zeros(len(self._rows), np.bool_)
         if len(self._rows):
             names = _strings(self._data, self._starts, self._splits).dictionary_encode()

@@ -121,7 +121,7 @@ class RecordCopies:
         return RecordCopies(self.headers[rows], self.bodies.take(index), self.properties.take(index))
 
     def value(self, name: str) -> pa.StringArray:
-        """Null for messages without the property."""
+        """Return null for messages without the property."""
         return self._named.value(name)
 
     def field(self, name: str) -> Ints:

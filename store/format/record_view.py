@@ -135,7 +135,6 @@ class RecordView:
         return same
 
     def measure_topics(self) -> None:
-        """Measure the parts after the body."""
         widths = self._topic_widths()
         self.sound &= self._topic_fields + widths <= self.ends
         lengths = gather(self.view, self._inside(self._topic_fields), "u1")
@@ -153,12 +152,12 @@ class RecordView:
 
     @cached_property
     def stored_bodies(self) -> pa.BinaryArray:
-        """As stored; all records must be sound."""
+        """Bodies as stored; all records must be sound."""
         return self.slices(self.body_starts, self.body_lengths)
 
     @cached_property
     def properties(self) -> pa.BinaryArray:
-        """Encoded. Requires as `crc_matches`."""
+        """Encoded properties. Requires as `crc_matches`."""
         return self.slices(self.properties_starts, self.properties_lengths)
 
     @cached_property
@@ -178,7 +177,6 @@ class RecordView:
         return have
 
     def _topic_widths(self) -> Ints | int:
-        """Return bytes of the topic's length: one number if all records are V1."""
         if self._v1.all():
             return TOPIC_LENGTH_BYTES[MAGIC_V1]
         return np.where(self._v1, TOPIC_LENGTH_BYTES[MAGIC_V1], TOPIC_LENGTH_BYTES[MAGIC_V2])

@@ -93,7 +93,7 @@ def why_not_shared(url: str) -> str | None:
 
 
 class _Link(NamedTuple):
-    """One URL of a chain. shown: without secrets. is_hidden: the end of its password is ambiguous."""
+    """is_hidden: the end of the password is ambiguous."""
 
     shown: str
     secrets: tuple[str, ...] = ()

@@ -150,8 +150,6 @@ class GroupCommit:
 
 
 class _Appended(NamedTuple, Generic[Result]):
-    """An unpublished append of log bytes [begin, end)."""
-
     begin: int
     end: int
     ranges: Ranges

@@ -102,7 +102,6 @@ class Flusher:
             self._note(*flushed)
 
     def _flush_published(self) -> tuple[int, int, Ranges] | None:
-        """Return begin, end and entries of the flushed range."""
         self._place.check()  # or this would write the checkpoint into another store
         store_timestamp = self._published_end.store_timestamp
         begin, end = self._published_end.flushed_offset, self._published_end.confirm_offset

@@ -177,7 +177,7 @@ class _LogWalk:
 
     @staticmethod
     def begun_by(walk: _LogWalk | None, root: Path, log: CommitLog, published: PublishedEnd | None) -> _LogWalk:
-        """Advance `walk`, or a new one if it is None or retention deleted its end."""
+        """Advance `walk`, or a new one if retention deleted its end."""
         # After a crash of the machine, later sectors may be lost.
         flushed = None if published is None or published.same_boot else published.flushed_offset
         if walk is None or walk._is_deleted():
