@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from pyspark_mq.options.subscription import did_you_mean
 from pyspark_mq.planning.queues import replaced_queues
-from store import InvalidArgument, OffsetNotYet, UnknownQueue, UnknownTopic
+from store import BrokerMissing, InvalidArgument, OffsetNotYet, UnknownQueue, UnknownTopic
 from store.format.columns import TIMESTAMP
 from store.format.topic_names import is_internal_topic
 from store.model.log_protocol import (
@@ -77,7 +77,12 @@ def milliseconds(text: str) -> int:
 
 
 def bounds_of(log: Log, topic: str, queue: int | None = None) -> dict[Queue, Bounds]:
-    """Return the bounds of `queue`, or of each queue of `topic`. Raises `UnknownTopic`, `UnknownQueue`."""
+    """Return the bounds of `queue`, or of each queue of `topic`.
+
+    Raises `UnknownTopic`, `UnknownQueue`, and `BrokerMissing` if no name server lists an expected broker.
+    """
+    if missing := log.look(()).missing:
+        raise BrokerMissing.of(f"topic {topic!r}", missing.values())
     topics = log.topics()
     # For an unknown topic the log may raise a more helpful error than the one below.
     queues = topics.get(topic, (Queue(topic, 0),))

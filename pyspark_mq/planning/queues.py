@@ -17,6 +17,7 @@ from store.read.sql_filter import SqlFilter
 _logger = logging.getLogger("pyspark_mq")
 _OLDEST_SECONDS = 60.0  # maximal delay until new queues and brokers of a known topic are seen
 _AFTER_FOREIGN_ARRIVAL_SECONDS = 0.005
+_AGAIN_SECONDS = 1.0
 
 
 def ends(bounds: Mapping[Queue, Bounds]) -> Positions:
@@ -55,6 +56,8 @@ class Queues:
         Raises `SubscriptionError` for a missing topic or queue, and `BrokerMissing` unless the query skips missing
         brokers.
         """
+        if not self._options.skips_missing_brokers:
+            self._await_brokers()
         topics = self._topics()
         self._options.subscription.require(topics)
         self._warn(topics)
@@ -66,6 +69,12 @@ class Queues:
         bounds = self._log.bounds(queues)
         self._must_have(queues, bounds)
         return bounds
+
+    def _await_brokers(self) -> None:
+        """Wait until name servers list all brokers that the query names, because only then topics show their queues."""
+        while missing := self._log.look(()).missing:
+            self._give_up(missing)
+            time.sleep(_AGAIN_SECONDS)
 
     def _must_have(self, queues: Iterable[Queue], there: Container[Queue]) -> None:
         for queue in queues:

@@ -32,7 +32,7 @@ class ClusterBounds:
         self._brokers = brokers
         self._tails = tails
         self._known: dict[Queue, tuple[float, Bounds]] = {}  # `time.monotonic()` of the request
-        self._missing: dict[str, MissingBroker] = {}
+        self.missing: dict[str, MissingBroker] = {}  # by name, as the last look found
         self._asked: dict[str, float] = {}  # `time.monotonic()` of the last request to a missing broker
 
     def look(self, queues: Iterable[Queue]) -> LogLook:
@@ -57,15 +57,20 @@ class ClusterBounds:
         for name, why in silent.items():
             self._miss(name, why, now)
         asked = {broker.name for broker in where.values()} | silent.keys()
-        missing = {name: self._missing[name] for name in sorted(asked & self._missing.keys())}
+        missing = {name: self.missing[name] for name in sorted(asked & self.missing.keys())}
         return LogLook({queue: found[queue] for queue in queues if queue in found}, missing)
 
     def complete(self, queues: Sequence[Queue]) -> dict[Queue, Bounds]:
-        """Wait until all brokers answer. Raises `BrokerMissing`, `RequestRefused`."""
+        """Return the bounds when the brokers of all `queues` have answered. Raises `BrokerMissing`, `RequestRefused`.
+
+        Does not wait for other brokers, because a task that reads a queue needs only the broker of that queue.
+        """
+        own = {queue.broker for queue in queues}
         deadline = time.monotonic() + self._brokers.address.broker_timeout
-        while (looked := self.look(queues)).missing:
+        while own & (looked := self.look(queues)).missing.keys():
             if time.monotonic() >= deadline:
-                raise BrokerMissing.of(self._brokers.address, looked.missing.values())
+                missing = [each for name, each in looked.missing.items() if name in own]
+                raise BrokerMissing.of(self._brokers.address, missing)
             time.sleep(_AGAIN_SECONDS)
         return looked.bounds
 
@@ -84,7 +89,7 @@ class ClusterBounds:
                 broker,
                 queues,
                 self._brokers.begin_stats(
-                    broker, topic, _MISSING_SECONDS if broker.name in self._missing else ANSWER_SECONDS
+                    broker, topic, _MISSING_SECONDS if broker.name in self.missing else ANSWER_SECONDS
                 ),
             )
             for (topic, broker), queues in parts.items()
@@ -102,16 +107,16 @@ class ClusterBounds:
 
     def _miss(self, name: str, why: str, now: float) -> None:
         self._asked[name] = now
-        if name not in self._missing:
-            self._missing[name] = MissingBroker(name, time.time(), why)
+        if name not in self.missing:
+            self.missing[name] = MissingBroker(name, time.time(), why)
             _logger.warning(
                 "%s: %s; other brokers are read meanwhile, and its messages come when it is back",
                 self._brokers.address,
-                self._missing[name],
+                self.missing[name],
             )
 
     def _is_back(self, name: str) -> None:
         self._asked.pop(name, None)
-        if (was := self._missing.pop(name, None)) is not None:
+        if (was := self.missing.pop(name, None)) is not None:
             seconds = time.time() - was.since
             _logger.warning("%s: broker %s is back after %.0f s", self._brokers.address, name, seconds)

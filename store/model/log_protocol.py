@@ -201,11 +201,15 @@ class Log(Protocol):
     def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
         """Return the current bounds of the `queues` that exist, in order. `max_offset` is the published end.
 
-        Waits for brokers that do not answer, and raises `BrokerMissing` after a timeout.
+        Waits for brokers of `queues` that do not answer, and raises `BrokerMissing` after a timeout.
         """
 
     def look(self, queues: Iterable[Queue]) -> LogLook:
-        """Return the bounds on brokers that answer, without waiting for other brokers."""
+        """Return the bounds of the queues on brokers that answer, without waiting for other brokers.
+
+        `missing` also has the expected brokers that no name server lists, whatever the queues. Their queues are not
+        among `topics`.
+        """
 
     def offsets_by_time(self, queues: Iterable[Queue], timestamp: int, boundary: Boundary) -> Positions:
         """Return the offset that a time (ms since 1970) selects in each of the `queues` that exist.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -108,6 +109,26 @@ def test_stream_ends_after_broker_timeout_with_remedy(pair: Pair, begin: Callabl
     pair.put("a", 2)
     skipping = begin(options_of(pair, brokerTimeout="1 second", whenBrokerMissing="skip"), query.at)
     skipping.until(2)
+
+
+def test_stream_that_names_its_brokers_reads_the_healthy_one(pair: Pair, begin: Callable[..., Query]) -> None:
+    query = begin(options_of(pair, brokers="a,b"))
+    pair.put("b", 1)
+    query.until(1)
+    pair.serving["b"].close()
+    pair.put("a", 2)
+    query.until(1, 2)
+
+
+def test_query_that_begins_waits_for_queues_of_a_named_broker(pair: Pair, begin: Callable[..., Query]) -> None:
+    pair.put("b", 1)
+    pair.serving["b"].close()
+    starting = threading.Timer(0.5, pair.start, ["b"])
+    starting.start()
+    query = begin(options_of(pair, brokers="a,b", startingOffsets="latest"))
+    starting.join()
+    pair.put("b", 2)
+    query.until(2)
 
 
 def test_queue_of_an_unnamed_broker_is_lost(pair: Pair, begin: Callable[..., Query]) -> None:
