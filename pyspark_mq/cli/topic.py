@@ -12,6 +12,7 @@ from store.api.message_store import delete_topic
 from store.directory.directory_log import DirectoryAddress, DirectoryLog
 from store.format.entering import NOT_FOR_PUTTING
 from store.format.topic_names import is_internal_topic
+from store.model.log_protocol import Queue
 
 
 @click.group()
@@ -77,10 +78,10 @@ def describe(store: str, name: str) -> None:
         log = DirectoryLog(opened)
         rows: list[Cells] = [("queue", "first", "end", "messages", "bytes", "oldest", "newest")]
         for queue in bounds_of(log, name):
-            each = extent(opened, name, queue.queue_id)
-            times = (_time(opened, name, each.queue, offset) for offset in (each.first, each.end - 1))
+            each = extent(opened, queue)
+            times = (_time(opened, queue, offset) for offset in (each.first, each.end - 1))
             numbers = map(number, (each.first, each.end, each.messages, each.size))
-            rows.append((str(each.queue), *numbers, *(times if each.messages else "--")))
+            rows.append((queue.name, *numbers, *(times if each.messages else "--")))
         echo(aligned(rows))
         behind: dict[str, int] = {}
         for lag in group_lags(log, topic=name):
@@ -89,8 +90,8 @@ def describe(store: str, name: str) -> None:
             echo(f"group {group}: {messages:,} messages behind")
 
 
-def _time(store: MessageStore, topic: str, queue_id: int, offset: int) -> str:
-    found = store.fingerprint(topic, queue_id, offset)
+def _time(store: MessageStore, queue: Queue, offset: int) -> str:
+    found = store.fingerprint(queue.topic, queue.queue_id, offset)
     return "-" if found is None else time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(found.store_timestamp / 1000))
 
 

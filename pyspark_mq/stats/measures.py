@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,18 +17,24 @@ from store.disk.figures import BUCKETS, DELIVERS, HELD, READS, REFUSED, Figure, 
 from store.disk.segments import BLOCK_BYTES, list_files
 from store.format.layout import COMMIT_LOG_DIR
 from store.format.topic_names import is_internal_topic
-from store.model.log_protocol import Int64s, Log, Queue
+from store.model.log_protocol import Bounds, Int64s, Log, MissingBroker, Positions, Queue
 from store.publish.locks import Holder, process
 
 
 class Extent(NamedTuple):
-    """Messages [first, end) of a queue, as queue offsets. size: bytes of their records in the log."""
+    """Messages [first, end) of a queue, as queue offsets.
 
-    topic: str
-    queue: int
+    size: bytes of their records in the log, None in a cluster, which does not tell them.
+    """
+
+    queue: Queue
     first: int
     end: int
-    size: int
+    size: int | None
+
+    @property
+    def topic(self) -> str:
+        return self.queue.topic
 
     @property
     def messages(self) -> int:
@@ -49,28 +55,32 @@ class LogFiles(NamedTuple):
     dispatch_lag: int
 
 
-def extents(store: MessageStore, before: dict[tuple[str, int], Extent]) -> dict[tuple[str, int], Extent]:
+Extents = dict[Queue, Extent]
+
+
+def extents(store: MessageStore, before: Extents) -> Extents:
     """before: an earlier result; only later records are read."""
-    found: dict[tuple[str, int], Extent] = {}
-    for topic, queues in sorted(store.topics().items()):
+    found: Extents = {}
+    for topic, count in sorted(store.topics().items()):
+        queues = [Queue(topic, number) for number in range(count)]
         with suppress(UnknownTopic):  # deleted concurrently
-            of_topic = [extent(store, topic, queue, before.get((topic, queue))) for queue in range(queues)]
-            found |= {(each.topic, each.queue): each for each in of_topic}
+            found |= {queue: extent(store, queue, before.get(queue)) for queue in queues}
     return found
 
 
-def extent(store: MessageStore, topic: str, queue: int, before: Extent | None = None) -> Extent:
+def extent(store: MessageStore, queue: Queue, before: Extent | None = None) -> Extent:
     """Raises `UnknownTopic`."""
+    topic, number = queue.topic, queue.queue_id
     while True:
-        first, end = store.offsets(topic, queue)
-        is_known = before is not None and before.first == first and before.end <= end
-        known = before if is_known else None
-        start, size = (first, 0) if known is None else (known.end, known.size)
+        first, end = store.offsets(topic, number)
+        start, size = first, 0
+        if before is not None and before.size is not None and before.first == first and before.end <= end:
+            start, size = before.end, before.size
         try:
-            size += sum(record_bytes(store, topic, queue, start, end))
-            return Extent(topic, queue, first, end, size)
+            size += sum(record_bytes(store, topic, number, start, end))
+            return Extent(queue, first, end, size)
         except OffsetLost:
-            if store.min_offset(topic, queue) <= first:  # retention did not cause it
+            if store.min_offset(topic, number) <= first:  # retention did not cause it
                 raise
 
 
@@ -112,9 +122,13 @@ def group_lags(log: Log, group: str | None = None, topic: str | None = None) -> 
     for reader, offsets in sorted(log.groups().items()):
         names = {queue.topic for queue in offsets} if group in (None, reader) else set()
         for name in sorted(name for name in names if name in topics and topic in (None, name)):
-            for queue, has in log.look(topics[name]).bounds.items():
-                offset = offsets.get(queue)
-                yield GroupLag(reader, queue, offset, has.max_offset, has.unread(offset))
+            yield from _lags_in(reader, offsets, log.look(topics[name]).bounds)
+
+
+def _lags_in(group: str, offsets: Positions, bounds: Mapping[Queue, Bounds]) -> Iterator[GroupLag]:
+    for queue, has in bounds.items():
+        offset = offsets.get(queue)
+        yield GroupLag(group, queue, offset, has.max_offset, has.unread(offset))
 
 
 Clients = dict[tuple[str, str, str, str], Figure]  # by client, name, topic and group
@@ -185,17 +199,22 @@ def running_queries(root: Path) -> list[RunningQuery]:
 
 
 class Look(NamedTuple):
-    """at: `time.monotonic()`. deliverer: of delayed messages."""
+    """at: `time.monotonic()`. log: None of a cluster. deliverer: of delayed messages. missing: brokers whose queues are
+    as at the last look.
+    """
 
     at: float
-    queues: dict[tuple[str, int], Extent]
+    queues: Extents
     groups: dict[tuple[str, Queue], GroupLag]  # by group and queue
-    log: LogFiles
+    log: LogFiles | None
     clients: Clients
     deliverer: Holder | None
+    missing: tuple[MissingBroker, ...] = ()
 
     def without_internal_topics(self) -> Look:
-        return self._replace(queues={key: each for key, each in self.queues.items() if not is_internal_topic(key[0])})
+        return self._replace(
+            queues={key: each for key, each in self.queues.items() if not is_internal_topic(key.topic)}
+        )
 
 
 def look(store: MessageStore, before: Look | None) -> Look:
@@ -205,9 +224,27 @@ def look(store: MessageStore, before: Look | None) -> Look:
     return Look(time.monotonic(), queues, groups, log_files(store), clients(Path(store.path)), deliverer(store))
 
 
+def look_at_cluster(log: Log, before: Look | None) -> Look:
+    """Return the current state of a cluster. before: an earlier look, whose queues of missing brokers are kept."""
+    known = [] if before is None else before.queues  # name servers forget a broker that stops
+    listed = chain.from_iterable(log.topics().values())
+    bounds, missing = log.look(sorted({*listed, *known}))
+    queues = {queue: Extent(queue, *has, None) for queue, has in bounds.items()}
+    groups: dict[tuple[str, Queue], GroupLag] = {}
+    for name, offsets in sorted(log.groups().items()):
+        read = {queue.topic for queue in offsets}
+        of_group = {queue: has for queue, has in bounds.items() if queue.topic in read}
+        groups |= {(name, lag.queue): lag for lag in _lags_in(name, offsets, of_group)}
+    if before is not None:
+        queues = {queue: was for queue, was in before.queues.items() if queue.broker in missing} | queues
+        groups = {key: was for key, was in before.groups.items() if key[1].broker in missing} | groups
+    in_order = dict(sorted(queues.items())), dict(sorted(groups.items()))
+    return Look(time.monotonic(), *in_order, None, {}, None, tuple(missing.values()))
+
+
 def rate_in(before: Look | None, now: Look, queue: Extent) -> float | None:
-    """Return messages per second between two looks, or None if the first look has no such queue."""
-    earlier = None if before is None else before.queues.get((queue.topic, queue.queue))
+    """Return messages appended per second between two looks, or None if the first look has no such queue."""
+    earlier = None if before is None else before.queues.get(queue.queue)
     if before is None or earlier is None:
         return None
     return max(0, queue.end - earlier.end) / (now.at - before.at)

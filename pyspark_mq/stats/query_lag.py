@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +17,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.offsets.stream_offsets import EpochOffset, StreamOffset, positions_from_json
 from store import OffsetLost, OffsetNotYet, UnknownTopic
-from store.model.log_protocol import Log, LogAddress, Positions, Queue, QueueRange, ReadSpec
+from store.model.log_protocol import Log, LogAddress, LogLook, Positions, Queue, QueueRange, ReadSpec
 from store.read.filters import TagFilter
 
 if TYPE_CHECKING:
@@ -32,14 +32,15 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("pyspark_mq")
 _SIZES_AT_ONCE = 1 << 16  # longer lags are estimated by their average
 
-Labels = tuple[str, str, str]  # query, topic and queue
+Labels = tuple[str, ...]  # query, topic and queue; or query and broker
 _FARTHEST = 3  # queues named in a log line
 
 
 class QueryLag(NamedTuple):
     """The messages of one queue that a query has not read.
 
-    bytes: of their records, estimated if there are many. seconds: since the first of them was stored. None if unknown.
+    bytes: of their records, estimated if there are many. seconds: since the first of them was stored. None if unknown,
+    as while the queue's broker is missing. Later messages of such a broker are not counted.
     """
 
     messages: int
@@ -70,12 +71,13 @@ def query_lags(source: Mapping[str, Any], log: Log | None = None) -> dict[Queue,
     if found is None:
         return {}
     reached, ends = found
-    first = {} if log is None else {queue: there.min_offset for queue, there in log.look(ends).bounds.items()}
+    bounds, missing = LogLook({}, {}) if log is None else log.look(ends)
+    first = {queue: there.min_offset for queue, there in bounds.items()}
     left = {
         queue: QueueRange(queue, min(max(reached.get(queue, 0), first.get(queue, 0)), end), end)
         for queue, end in ends.items()
     }
-    return {queue: _lag(wanted, log) for queue, wanted in left.items()}
+    return {queue: _lag(wanted, None if queue.broker in missing else log) for queue, wanted in left.items()}
 
 
 def of_query(of_sources: Iterable[Mapping[Queue, QueryLag]]) -> dict[Queue, QueryLag]:
@@ -137,18 +139,19 @@ class LagListener(StreamingQueryListener):
 
     It logs a line to `pyspark_mq` (INFO), at most every `every` seconds for each query. With `registry` (such as
     `prometheus_client.REGISTRY`) it also sets the gauges `mq_lag_messages`, `mq_lag_bytes` and `mq_lag_seconds`,
-    labelled by query, topic and queue. They need `pip install 'pyspark-mq[prometheus]'`. The gauges of an ended query
-    are removed.
+    labelled by query, topic and queue, and `mq_missing_broker`, 1 for each query and missing broker. They need
+    `pip install 'pyspark-mq[prometheus]'`. The gauges of an ended query are removed.
     """
 
     def __init__(
         self, log: LogAddress | None = None, *, every: float = 10.0, registry: CollectorRegistry | None = None
     ) -> None:
-        """log: the address of the log that the queries read, for bytes and seconds."""
+        """log: the address of the log that the queries read, for bytes, seconds and missing brokers."""
         self._log = log
         self._every = every
         self._told: dict[str, float] = {}  # by query name, time.monotonic()
         self._gauges = _gauges(registry) if registry is not None else []
+        self._missing = _gauge_of_brokers(registry) if registry is not None else None
         self._series: dict[str, set[tuple[Gauge, Labels]]] = {}  # by query id
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
@@ -161,7 +164,11 @@ class LagListener(StreamingQueryListener):
         progress = event.progress
         query = progress.name or str(progress.id)
         series: set[tuple[Gauge, Labels]] = set()
-        by_queue = of_query(self._lags(progress.sources))
+        by_queue, missing = self._looked(progress.sources)
+        if self._missing is not None:
+            for broker in missing:
+                self._missing.labels(query, broker).set(1)
+                series.add((self._missing, (query, broker)))
         if by_queue:
             for queue, lag in by_queue.items():
                 labels = query, queue.topic, queue.name
@@ -172,7 +179,8 @@ class LagListener(StreamingQueryListener):
             now = time.monotonic()
             if now - self._told.get(query, -self._every) >= self._every:
                 self._told[query] = now
-                _logger.info("Query %s is behind by %s", query, described(by_queue))
+                without = f"; missing brokers: {', '.join(missing)}" if missing else ""
+                _logger.info("Query %s is behind by %s%s", query, described(by_queue), without)
         self._keep(str(progress.id), series)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
@@ -186,13 +194,13 @@ class LagListener(StreamingQueryListener):
         if series:
             self._series[query] = series
 
-    def _lags(self, sources: Sequence[Mapping[str, Any]]) -> Iterator[dict[Queue, QueryLag]]:
+    def _looked(self, sources: Sequence[Mapping[str, Any]]) -> tuple[dict[Queue, QueryLag], list[str]]:
+        """Return the lags of a query, and the names of the missing brokers of its queues."""
         if self._log is None:
-            found = [query_lags(source) for source in sources]
-        else:
-            with closing(self._log.open()) as log:
-                found = [query_lags(source, log) for source in sources]
-        yield from filter(None, found)
+            return of_query(map(query_lags, sources)), []
+        with closing(self._log.open()) as log:
+            by_queue = of_query(query_lags(source, log) for source in sources)
+            return by_queue, [*log.look(by_queue).missing]
 
 
 def _gauges(registry: CollectorRegistry) -> list[Gauge]:
@@ -205,3 +213,9 @@ def _gauges(registry: CollectorRegistry) -> list[Gauge]:
         Gauge("mq_lag_bytes", "Bytes of records that the query has not read yet", labels, registry=registry),
         Gauge("mq_lag_seconds", "Seconds since the first of these was stored", labels, registry=registry),
     ]
+
+
+def _gauge_of_brokers(registry: CollectorRegistry) -> Gauge:
+    from prometheus_client import Gauge
+
+    return Gauge("mq_missing_broker", "1 for a broker that does not answer", ("query", "broker"), registry=registry)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
@@ -172,10 +172,12 @@ class Brokers:
         header: Header | None = None,
         body: bytes = b"",
         answers: tuple[int, ...] = (ResponseCode.SUCCESS,),
+        leave_out: Container[str] = (),
     ) -> dict[str, Command]:
-        """Return each broker's answer, by name. Raises `Unreachable`, `RequestRefused`."""
+        """Return each broker's answer, by name, but of those in `leave_out`. Raises `Unreachable`, `RequestRefused`."""
         fields = {} if header is None else header.texts()
-        asked = [(broker, self._begin(broker.readable, code, fields, body)) for broker in self.routes.brokers()]
+        brokers = [broker for broker in self.routes.brokers() if broker.name not in leave_out]
+        asked = [(broker, self._begin(broker.readable, code, fields, body)) for broker in brokers]
         return {broker.name: answered(answer, broker, code, answers=answers) for broker, answer in asked}
 
     @staticmethod

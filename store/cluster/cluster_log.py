@@ -114,8 +114,10 @@ class ClusterLog:
         return committed(self._brokers, group, queues)
 
     def groups(self) -> Mapping[str, Positions]:
+        """Leaves out the brokers that the last look found to be missing. Raises `Unreachable` for another one."""
         found: dict[str, Positions] = {}
-        for broker, answer in self._brokers.ask_all(RequestCode.GET_ALL_CONSUMER_OFFSET).items():
+        answers = self._brokers.ask_all(RequestCode.GET_ALL_CONSUMER_OFFSET, leave_out=self._bounds.missing)
+        for broker, answer in answers.items():
             for topic, group, number, offset in parse_offsets(bytes(answer.body)):
                 found.setdefault(group, {})[Queue(topic, number, broker=broker)] = offset
         return found

@@ -33,7 +33,7 @@ def test_stats_counts_messages_and_bytes(path: Path) -> None:
 
 def test_tables_fit_into_80_columns() -> None:
     many, queue = 9_999_999_999, Queue("a" * 20, 12)
-    extents = {(queue.topic, 12): Extent(queue.topic, 12, 0, many, 1000 * many)}
+    extents = {queue: Extent(queue, 0, many, 1000 * many)}
     groups = {("g" * 20, queue): GroupLag("g" * 20, queue, 0, many, many)}
     now = Look(9.0, extents, groups, LogFiles(1000 * many, 9_999, 1000 * many, 1000 * many, 0), {}, None)
     before = now._replace(at=0.0, queues={key: each._replace(end=0) for key, each in extents.items()})

@@ -3,6 +3,7 @@ from pathlib import Path
 from pyspark_mq.cli.top import lags_by_topic, topic_lines
 from pyspark_mq.stats.measures import look
 from store import Message, MessageStore
+from store.model.log_protocol import Queue
 from tests.filled import Filled
 from tests.pyspark_mq.cli.process import succeed
 
@@ -15,6 +16,7 @@ def test_top_shows_rates_sizes_and_lag(filled: Filled) -> None:
     filled.put("orders", 0, 10)
     now = look(store, before)._replace(at=before.at + 2)
     (line,) = topic_lines(before, now)
+    assert before.log is not None
     grown = store.confirm_offset - before.log.published
     assert line == ("orders", 2, 18, store.confirm_offset, 5.0, grown / 2)
     assert (lags_by_topic(before), lags_by_topic(now)) == ({("billing", "orders"): 2}, {("billing", "orders"): 12})
@@ -27,8 +29,8 @@ def test_sizes_shrink_with_retention(tmp_path: Path) -> None:
         before = look(store, None)
         store.clean(forced=True)
         now = look(store, before)
-        assert now.queues["t", 0] == look(store, None).queues["t", 0]
-        assert 0 < now.queues["t", 0].size < before.queues["t", 0].size
+        assert now.queues[Queue("t", 0)] == look(store, None).queues[Queue("t", 0)]
+        assert 0 < (now.queues[Queue("t", 0)].size or 0) < (before.queues[Queue("t", 0)].size or 0)
 
 
 def test_tables_follow_each_other_without_a_terminal(path: Path) -> None:

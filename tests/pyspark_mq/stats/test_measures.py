@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from pyspark_mq.stats.measures import Extent, extents, group_lags
+from pyspark_mq.stats.measures import Extents, extents, group_lags
 from pyspark_mq.stats.metrics import StoreCollector
 from store import Message, MessageStore
 from store.api.message_store import delete_topic
 from store.directory.directory_log import DirectoryLog
+from store.model.log_protocol import Queue
 from tests.waiting import PATIENCE
 
 LIVES = 8
@@ -52,12 +53,12 @@ def of_lags(store: MessageStore) -> Look:
 
 
 def of_extents(store: MessageStore) -> Look:
-    seen: dict[tuple[str, int], Extent] = {}
+    seen: Extents = {}
 
     def look() -> set[str]:
         nonlocal seen
         seen = extents(store, seen)
-        return {topic for topic, _ in seen}
+        return {queue.topic for queue in seen}
 
     return look
 
@@ -105,4 +106,4 @@ def test_recreated_topic_does_not_count_old_bytes(store: MessageStore) -> None:
     now = extents(store, before)
     assert now == extents(store, {})
     assert first is not None
-    assert counted() == first + now["kept", 0].size
+    assert counted() == first + (now[Queue("kept", 0)].size or 0)
