@@ -268,6 +268,9 @@ TIMER_CHECK: Final = np.dtype(
 TIMER_CHECK_FILE_BYTES: Final = 4096
 
 
+# --- index (IndexHeader, IndexFile) ----------------------------------------------------------------------
+# A file is one header, the slots of a hash table, then room for entries; entries of one slot form a chain,
+# newest first. Its name is the local time of its creation.
 INDEX_DIR: Final = "index"
 DELETED_DIR: Final = "deleted"  # ours: the queues of a topic during its deletion
 REPAIR_DIR: Final = "repair"  # ours: the index while it is rebuilt
@@ -296,6 +299,8 @@ INDEX_KEY_SEPARATOR: Final = "#"  # between topic and key
 INDEX_TAG_PREFIX: Final = "T#"  # RocketMQ 5.4 and later index a tag as a key with this prefix
 
 # --- index of an archive (the tiered store's uploaded IndexStoreFile) -------------------------------------
+# A file is one header, the slots of a hash table, then the items, grouped by slot, newest first. The position in the
+# first slot gives the number of slots, which is not stored: the items begin there, even if that slot has none.
 
 ARCHIVE_INDEX_HEADER: Final = np.dtype(
     [
@@ -350,7 +355,7 @@ PUBLISHED_END: Final = np.dtype(
         ("times_from", ">u8"),  # store times ascend from here on; 0 without its checksum: unknown
         ("keys_from", ">u8"),  # all keys are indexed from here on; 0 without its checksum: unknown
         ("deletions", ">u8"),  # twice the number of topic deletions; odd: one is running, or its process died
-        ("unused", ">u8"),
+        ("unused", ">u8"),  # an earlier version wrote it
         ("has_lost", ">u8"),  # 1: a queue lost a file; the next recovery rebuilds all
     ]
 )
