@@ -1,5 +1,3 @@
-"""Which messages arrived between two ends of the log."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -17,7 +15,7 @@ def config() -> StoreConfig:
     return StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200)
 
 
-def test_each_append_tells_its_queues(tmp_path: Path, config: StoreConfig) -> None:
+def test_arrivals_name_the_queues_of_each_append(tmp_path: Path, config: StoreConfig) -> None:
     with MessageStore.open(tmp_path / "mq", config=config) as store:
         store.create_topic("a", 4)
         store.create_topic("b", 2)
@@ -36,7 +34,7 @@ def test_each_append_tells_its_queues(tmp_path: Path, config: StoreConfig) -> No
 
 
 @pytest.mark.parametrize("name", ["hosts-5.3", "properties-4.9", "compressed-5.3", "property-crc"])
-def test_they_say_what_the_queues_of_a_broker_say(name: str) -> None:
+def test_arrivals_equal_the_queues_of_a_broker(name: str) -> None:
     with MessageStore.open(Path(__file__).parents[2] / "golden" / name, read_only=True) as store:
         told = store.arrivals(0, store.confirm_offset)
         queues = {(topic, queue_id) for topic, count in store.topics().items() for queue_id in range(count)}
@@ -47,7 +45,7 @@ def test_they_say_what_the_queues_of_a_broker_say(name: str) -> None:
             assert [it[2:] for it in told if it[:2] == queue] == list(zip(range(end), codes, strict=True))
 
 
-def test_a_torn_record_is_said(tmp_path: Path, config: StoreConfig) -> None:
+def test_torn_record_is_an_error(tmp_path: Path, config: StoreConfig) -> None:
     with MessageStore.open(tmp_path / "mq", config=config) as store:
         store.create_topic("a", 1)
         store.put(Message("a", b"x", queue_id=0))

@@ -38,7 +38,7 @@ SOME = [{}, {"a": "x"}, {"a": "y", "b": "5"}, {"a": "true", "b": "true"}, {"a": 
         ("b BETWEEN 1 AND 9", False),
     ],
 )
-def test_what_is_never_true(expression: str, never: bool) -> None:
+def test_conditions_that_are_never_true_are_detected(expression: str, never: bool) -> None:
     found = parse(expression)
     assert is_never_true(found.condition) == never
     assert not (never and any(found.match(None, properties) for properties in SOME))
@@ -63,6 +63,6 @@ def test_what_is_never_true(expression: str, never: bool) -> None:
         ("a = 'x' AND (a = 'y' OR b = 'z')", {"x"}),
     ],
 )
-def test_texts_that_a_condition_asks_for(expression: str, texts: set[str] | None) -> None:
+def test_texts_required_by_a_condition(expression: str, texts: set[str] | None) -> None:
     condition = parse(expression).condition
     assert texts_of(condition, "a") == texts

@@ -79,7 +79,7 @@ def letter(expression: str, properties: dict[str, str]) -> str:
         ("-(a = 5) IS NULL", {"a": "x"}, "E"),
     ],
 )
-def test_rules_that_surprise(expression: str, properties: dict[str, str], expected: str) -> None:
+def test_unusual_rules_equal_rocketmqs(expression: str, properties: dict[str, str], expected: str) -> None:
     assert letter(expression, properties) == expected
     assert parse(expression).match(None, properties) is (expected == "T")
 
@@ -105,7 +105,7 @@ def double(text: str | None) -> float | None:
 @example(LONG_MAX, 0, True)
 @example(LONG_MAX + 1, 9, True)
 @example(0, 0, False)
-def test_integers_with_zeros_before_them(number: int, zeros: int, plus: bool) -> None:
+def test_integers_may_have_leading_zeros(number: int, zeros: int, plus: bool) -> None:
     sign = "-" if number < 0 else "+" if plus else ""
     expected = number if LONG_MIN <= number <= LONG_MAX else None
     assert long(f"{sign}{'0' * zeros}{abs(number)}") == expected
@@ -114,7 +114,7 @@ def test_integers_with_zeros_before_them(number: int, zeros: int, plus: bool) ->
 @pytest.mark.parametrize(
     "text", ["", "+", "-", "+-5", "5-", " 5", "5 ", "5\n", "5.0", "0x10", "1_000", "5L", "x", None]
 )
-def test_no_integers(text: str | None) -> None:
+def test_other_texts_are_no_integers(text: str | None) -> None:
     assert long(text) is None
 
 
@@ -122,18 +122,18 @@ def test_no_integers(text: str | None) -> None:
     ("text", "number"),
     [("\u0665", 5), ("-\u0661\u096b", -15), ("\U0001d7d3", None), ("\u00b2", None), ("\u0665x", None)],
 )
-def test_digits_of_other_scripts(text: str, number: int | None) -> None:
+def test_digits_of_other_scripts_are_read_as_in_java(text: str, number: int | None) -> None:
     assert long(text) == number
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
-def test_doubles_as_they_are_usually_written(number: float) -> None:
+def test_usual_doubles_are_parsed(number: float) -> None:
     for text in (repr(number), f"{number:.30f}", f" {number!r}d\t", f"{number:+E}f"):
         assert double(text) == float(text.strip(" \tdf"))
 
 
 @given(st.floats(allow_nan=False))
-def test_hexadecimal_doubles(number: float) -> None:
+def test_hexadecimal_doubles_are_parsed(number: float) -> None:
     if math.isfinite(number):
         assert double(number.hex()) == number
 
@@ -155,7 +155,7 @@ def test_hexadecimal_doubles(number: float) -> None:
         ("\x00 5\n", 5.0),
     ],
 )
-def test_doubles_of_odd_looks(text: str, number: float) -> None:
+def test_unusual_doubles_are_parsed(text: str, number: float) -> None:
     assert double(text) == number
 
 
@@ -180,11 +180,11 @@ def test_doubles_of_odd_looks(text: str, number: float) -> None:
         None,
     ],
 )
-def test_no_doubles(text: str | None) -> None:
+def test_other_texts_are_no_doubles(text: str | None) -> None:
     assert double(text) is None
 
 
-def test_total_order() -> None:
+def test_doubles_have_a_total_order() -> None:
     ascending = [-math.inf, -1e308, -1.0, -5e-324, -0.0, 0.0, 5e-324, 1.0, math.inf, math.nan]
     order = total_order(np.array(ascending))
     assert (np.diff(order) > 0).all()
@@ -192,7 +192,7 @@ def test_total_order() -> None:
 
 
 @given(st.lists(st.sampled_from(VALUES) | st.text(max_size=5) | st.text("+-.0123456789eEdxXp \u0665", max_size=8)))
-def test_one_text_is_read_as_many_are(values: list[str]) -> None:
+def test_single_texts_equal_columns(values: list[str]) -> None:
     column = pa.array(values, pa.string())
     numbers, sound = longs(column)
     found = [number if yes else None for number, yes in zip(numbers.tolist(), sound, strict=True)]

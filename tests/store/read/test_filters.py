@@ -32,17 +32,17 @@ def naive_hash(text: str) -> int:
     ("text", "code"),
     [("", 0), ("TagA", 2598919), ("TopicA#UID0", 641174225), ("polygenelubricants", -(1 << 31)), ("a" * 100, None)],
 )
-def test_known_hashes(text: str, code: int | None) -> None:
+def test_hashes_equal_known_ones(text: str, code: int | None) -> None:
     assert java_hash_code(text) == (naive_hash(text) if code is None else code)
 
 
 @given(st.text(max_size=40))
-def test_hash_of_one_text_surrogates_included(text: str) -> None:
+def test_hash_of_any_text_equals_javas(text: str) -> None:
     assert java_hash_code(text) == naive_hash(text)
 
 
 @given(st.lists(st.none() | TEXT, max_size=8), st.integers(0, 3))
-def test_hashes_of_many_strings(texts: list[str | None], cut: int) -> None:
+def test_hashes_of_many_texts_are_right(texts: list[str | None], cut: int) -> None:
     sliced = pa.array(texts, pa.string())[cut:]
     expected = [0 if text is None else naive_hash(text) for text in texts[cut:]]
     hashes = java_hash(sliced)
@@ -51,18 +51,18 @@ def test_hashes_of_many_strings(texts: list[str | None], cut: int) -> None:
 
 
 @given(st.lists(st.none() | TEXT, max_size=8), TEXT)
-def test_hashes_with_a_prefix(texts: list[str | None], prefix: str) -> None:
+def test_hashes_with_a_prefix_are_right(texts: list[str | None], prefix: str) -> None:
     expected = [0 if text is None else naive_hash(prefix + text) for text in texts]
     assert java_hash(pa.array(texts, pa.string()), prefix).tolist() == expected
 
 
-def test_hashes_of_more_units_than_powers_are_kept() -> None:
+def test_hashes_of_long_texts_are_right() -> None:
     texts = ["a" * 300_000, "b", ""]
     assert java_hash(pa.array(texts), "x").tolist() == [java_hash_code("x" + text) for text in texts]
 
 
 @pytest.mark.parametrize("expression", [None, "", "*"])
-def test_everything(expression: str | None) -> None:
+def test_empty_filter_accepts_everything(expression: str | None) -> None:
     accept = TagFilter.parse(expression)
     assert accept.tags is None
     assert accept.match(None, {})
@@ -75,12 +75,12 @@ def test_everything(expression: str | None) -> None:
     ("expression", "tags"),
     [("paid", ("paid",)), ("paid||shipped", ("paid", "shipped")), (" paid ||  || shipped ", ("paid", "shipped"))],
 )
-def test_tags_between_bars(expression: str, tags: tuple[str, ...]) -> None:
+def test_tags_are_separated_by_bars(expression: str, tags: tuple[str, ...]) -> None:
     assert TagFilter.parse(expression).tags == tags
 
 
 @pytest.mark.parametrize("expression", ["||", "   ", " || ", "\n"])
-def test_an_expression_without_a_tag(expression: str) -> None:
+def test_expression_without_a_tag_is_refused(expression: str) -> None:
     """RocketMQ refuses the first expression, and returns no message for the others."""
     with pytest.raises(FilterError, match=r" names no tag; write tags as"):
         TagFilter.parse(expression)
@@ -108,7 +108,7 @@ def test_an_expression_without_a_tag(expression: str) -> None:
         ("paid || \ud800", r"'paid \|\| .ud800' is no text that UTF-8 has"),
     ],
 )
-def test_expressions_that_can_only_be_a_mistake(expression: Any, message: str) -> None:
+def test_obvious_mistakes_are_refused(expression: Any, message: str) -> None:
     with pytest.raises(FilterError, match=message):
         TagFilter.parse(expression)
 
@@ -116,15 +116,15 @@ def test_expressions_that_can_only_be_a_mistake(expression: Any, message: str) -
 @pytest.mark.parametrize(
     "tag", ["order", "android", "notpaid", "v1.0", "a/b", "größe", "1 2", "C++", "men's", "\u3000a"]
 )
-def test_tags_that_look_a_little_like_a_mistake(tag: str) -> None:
+def test_unusual_tags_are_accepted(tag: str) -> None:
     assert TagFilter.parse(f"x || {tag} || ").tags == ("x", tag)
 
 
-def test_a_filter_of_any_tag_can_be_made() -> None:
+def test_filter_of_any_tag_can_be_constructed() -> None:
     assert TagFilter(("a,b",)).match("a,b", {})
 
 
-def test_equal_hashes_pass_the_codes_but_not_the_tags() -> None:
+def test_equal_hashes_are_told_apart_by_tags() -> None:
     assert java_hash_code("Aa") == java_hash_code("BB")
     accept = TagFilter.parse("Aa")
     assert (accept.columns, accept.tags_codes) == (("tags",), {java_hash_code("BB")})
@@ -135,7 +135,7 @@ def test_equal_hashes_pass_the_codes_but_not_the_tags() -> None:
     assert not accept.match(None, {})
 
 
-def test_the_type_of_an_expression_picks_the_filter() -> None:
+def test_expression_type_selects_the_filter() -> None:
     assert message_filter(None) == message_filter("*", "TAG") == TagFilter(None)
     assert message_filter("paid || shipped", "tag") == TagFilter(("paid", "shipped"))
     condition = message_filter("TAGS = 'paid' AND amount > 10", "sql92")
@@ -153,6 +153,6 @@ def test_the_type_of_an_expression_picks_the_filter() -> None:
         ("a <> 5", "TAG", "say expressionType=SQL92"),
     ],
 )
-def test_expressions_of_another_type(expression: Any, kind: Any, message: str) -> None:
+def test_wrong_expression_types_are_refused(expression: Any, kind: Any, message: str) -> None:
     with pytest.raises(FilterError, match=message):
         message_filter(expression, kind)

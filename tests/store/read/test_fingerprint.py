@@ -30,7 +30,7 @@ def put(store: MessageStore, topic: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_they_are_what_the_records_say(name: str) -> None:
+def test_fingerprints_equal_the_records(name: str) -> None:
     with MessageStore.open(GOLDEN / name, read_only=True) as store:
         for topic, count in store.topics().items():
             for queue_id in range(count):
@@ -42,7 +42,7 @@ def test_they_are_what_the_records_say(name: str) -> None:
                     assert store.can_have(topic, queue_id, offset, found)
 
 
-def test_what_retention_took_can_have_been_only_what_the_log_had(path: Path) -> None:
+def test_fingerprint_of_a_deleted_message_must_fit_the_log(path: Path) -> None:
     with MessageStore.open(path) as store:
         was = [store.fingerprint("a", 0, offset) for offset in range(40)]
         store.clean(forced=True)
@@ -57,7 +57,7 @@ def test_what_retention_took_can_have_been_only_what_the_log_had(path: Path) -> 
             assert store.can_have("a", 0, offset, there) == (offset == first)
 
 
-def test_a_store_that_is_another_now(path: Path, tmp_path: Path) -> None:
+def test_fingerprints_detect_a_replaced_store(path: Path, tmp_path: Path) -> None:
     shutil.copytree(path, tmp_path / "backup")
     with MessageStore.open(path) as store:
         put(store, "a", 10)
@@ -75,7 +75,7 @@ def test_a_store_that_is_another_now(path: Path, tmp_path: Path) -> None:
         assert not store.can_have("a", 0, 49, lost)
 
 
-def test_an_open_store_sees_a_queue_that_was_made_anew(path: Path) -> None:
+def test_open_store_detects_a_replaced_queue(path: Path) -> None:
     queues = path / "consumequeue"
     with MessageStore.open(path) as store, MessageStore.open(path, read_only=True) as reader:
         was = reader.fingerprint("a", 0, 15)
@@ -87,7 +87,7 @@ def test_an_open_store_sees_a_queue_that_was_made_anew(path: Path) -> None:
         assert reader.fingerprint("a", 0, 15) == reader.fingerprint("b", 0, 15)
 
 
-def test_an_entry_that_is_none_is_said(path: Path) -> None:
+def test_damaged_entry_is_an_error(path: Path) -> None:
     with (path / "consumequeue" / "a" / "0" / segment_name(0)).open("r+b") as file:
         file.write(bytes(CQ_ENTRY.itemsize))
     with MessageStore.open(path, read_only=True) as store:
@@ -97,7 +97,7 @@ def test_an_entry_that_is_none_is_said(path: Path) -> None:
             store.can_have("a", 0, 0, Fingerprint(0, 0))
 
 
-def test_a_search_by_time_believes_no_entry_that_names_another_message(tmp_path: Path) -> None:
+def test_search_by_time_detects_swapped_entries(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path, config=StoreConfig(mappedFileSizeConsumeQueue=200)) as store:
         store.create_topic("t", 2)
         store.put_many([Message("t", b"%d" % n, queue_id=n % 2) for n in range(40)])

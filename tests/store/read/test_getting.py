@@ -63,7 +63,9 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
         (0, 24, GetStatus.FOUND, 25),
     ],
 )
-def test_statuses(store: MessageStore, queue: int, offset: int, status: GetStatus, next_begin: int) -> None:
+def test_statuses_equal_rocketmqs(
+    store: MessageStore, queue: int, offset: int, status: GetStatus, next_begin: int
+) -> None:
     result = store.get_message("g", "t", queue, offset)
     assert (result.status, result.next_begin_offset) == (status, next_begin)
     assert (result.min_offset, result.max_offset) == ((0, 25) if queue == 0 else (0, 0))
@@ -74,7 +76,7 @@ def test_statuses(store: MessageStore, queue: int, offset: int, status: GetStatu
     ("offset", "max_messages", "count"),
     [(0, 1, 1), (0, 3, 3), (0, 32, 8), (7, 32, 3), (9, 32, 1), (10, 5, 5), (20, 32, 5)],
 )
-def test_one_call_stays_in_one_queue_file_and_below_the_limits(
+def test_call_stays_in_one_queue_file_and_its_limits(
     store: MessageStore, offset: int, max_messages: int, count: int
 ) -> None:
     result = store.get_message("g", "t", 0, offset, max_messages)
@@ -82,13 +84,13 @@ def test_one_call_stays_in_one_queue_file_and_below_the_limits(
     assert result.next_begin_offset == offset + count
 
 
-def test_at_most_so_many_bytes_but_one_message(store: MessageStore) -> None:
+def test_byte_limit_allows_at_least_one_message(store: MessageStore) -> None:
     store.put_many([Message("t", bytes(500), queue_id=1) for _ in range(3)] + [Message("t", bytes(3000), queue_id=1)])
     assert [store.get_message("g", "t", 1, offset).next_begin_offset for offset in range(4)] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("only_b", [TagFilter.parse("B"), message_filter("TAGS = 'B'", "SQL92")])
-def test_a_filter_ends_where_it_has_looked_enough(store: MessageStore, only_b: MessageFilter) -> None:
+def test_filter_stops_after_its_limit_of_entries(store: MessageStore, only_b: MessageFilter) -> None:
     first = store.get_message("g", "t", 0, 0, 2, only_b)
     assert [message.body for message in first.messages] == [b"4"]
     assert first.next_begin_offset == 6, "maxFilterMessageSize / 20 entries"
@@ -103,12 +105,10 @@ def test_a_filter_ends_where_it_has_looked_enough(store: MessageStore, only_b: M
 
 @pytest.mark.parametrize("as_records", [False, True])
 @pytest.mark.parametrize("condition", [None, "TAGS = 'A'"])
-def test_messages_that_are_being_removed(
+def test_get_during_retention_returns_the_next_offset(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch, condition: str | None, as_records: bool
 ) -> None:
-    """A reader of deleted messages gets the next offset, as after the deletion. A lost segment raises OffsetLost
-    instead.
-    """
+    """As after the deletion. A lost segment raises OffsetLost instead."""
     store.put_many([Message("t", bytes(800), "A", queue_id=1) for _ in range(18)])
     segments, accept = sorted((store.path / "commitlog").iterdir()), condition and message_filter(condition, "SQL92")
     bounded, files = PublishedQueues.bounded, segments[:2]
@@ -137,7 +137,7 @@ def change_entry(store: MessageStore, index: int, field: str, value: int) -> Non
 
 
 @pytest.mark.parametrize("other", [0, 2])
-def test_an_entry_that_points_at_another_message(store: MessageStore, other: int) -> None:
+def test_entry_of_another_message_is_an_error(store: MessageStore, other: int) -> None:
     entries = np.frombuffer((store.path / "consumequeue/t/0" / segment_name(0)).read_bytes(), CQ_ENTRY)
     change_entry(store, 1, "physical_offset", int(entries["physical_offset"][other]))
     message = r"topic t, queue 0, offset 1 \(commit log offset \d+\): the log holds another message there"
@@ -150,7 +150,7 @@ def test_an_entry_that_points_at_another_message(store: MessageStore, other: int
 
 
 @pytest.mark.parametrize("size", [1, 50, 90, 101, 4096])
-def test_an_entry_with_a_wrong_size(store: MessageStore, size: int) -> None:
+def test_entry_with_a_wrong_size_is_an_error(store: MessageStore, size: int) -> None:
     change_entry(store, 1, "size", size)
     with pytest.raises(CorruptRecord, match="t, queue 0, offset"):
         store.get_message("g", "t", 0, 1)
@@ -158,7 +158,7 @@ def test_an_entry_with_a_wrong_size(store: MessageStore, size: int) -> None:
         list(store.scan("t", 0, 1, 2))
 
 
-def test_a_body_that_changed(store: MessageStore) -> None:
+def test_changed_body_is_an_error(store: MessageStore) -> None:
     file = store.path / "commitlog" / segment_name(0)
     entry = np.frombuffer((store.path / "consumequeue/t/0" / segment_name(0)).read_bytes(), CQ_ENTRY)[5]
     content = bytearray(file.read_bytes())
@@ -170,8 +170,6 @@ def test_a_body_that_changed(store: MessageStore) -> None:
         list(store.scan("t", 0, 0, 10))
     assert sum(batch.num_rows for batch in store.scan("t", 0, 0, 10, check_crc=False)) == 10
 
-
-# --- decoding one by one, and in batches -----------------------------------------------------------------
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 GOLDEN_NAMES = sorted(path.stem for path in GOLDEN.glob("*.jsonl"))
@@ -241,7 +239,7 @@ def together(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.usefixtures("together")
 @pytest.mark.parametrize("name", GOLDEN_NAMES)
-def test_a_brokers_messages_are_the_same_together_and_one_by_one(name: str) -> None:
+def test_batches_of_a_broker_equal_single_records(name: str) -> None:
     with MessageStore.open(GOLDEN / name, read_only=True) as store:
         for topic, queues in store.topics().items():
             for queue_id in range(queues):
@@ -286,7 +284,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @settings(max_examples=25, deadline=None)
 @given(st.data())
-def test_damaged_or_whole_together_they_are_as_one_by_one(mixed: Path, data: st.DataObject) -> None:
+def test_batches_equal_single_records_despite_damage(mixed: Path, data: st.DataObject) -> None:
     path = mixed.with_name("damaged")
     shutil.rmtree(path, ignore_errors=True)
     shutil.copytree(mixed, path)
@@ -320,7 +318,7 @@ def test_damaged_or_whole_together_they_are_as_one_by_one(mixed: Path, data: st.
 
 @pytest.mark.usefixtures("together")
 @pytest.mark.parametrize("field", ["tags_code", "size", "physical_offset"])
-def test_a_wrong_entry_among_many_is_named(store: MessageStore, field: str) -> None:
+def test_wrong_entry_among_many_is_named(store: MessageStore, field: str) -> None:
     change_entry(store, 5, field, 77)
     with pytest.raises(CorruptRecord, match=r"topic t, queue 0, offset 5 \(commit log offset \d+\): "):
         store.get_message("g", "t", 0, 0)

@@ -1,5 +1,3 @@
-"""Every field of every message in RocketMQ's directories equals the output of RocketMQ's reader."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -15,13 +13,13 @@ NAMES = sorted(path.stem for path in GOLDEN.glob("*.jsonl"))
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("read", [seen.by_scan, seen.by_get_message])
-def test_reads_what_rocketmq_reads(name: str, read: seen.Reader) -> None:
+def test_messages_equal_rocketmqs_in_every_field(name: str, read: seen.Reader) -> None:
     with MessageStore.open(GOLDEN / name, read_only=True) as store:
         seen.assert_same(read(store), seen.golden(GOLDEN / f"{name}.jsonl"))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_finds_tags(name: str) -> None:
+def test_tags_select_messages(name: str) -> None:
     with MessageStore.open(GOLDEN / name, read_only=True) as store:
         for (topic, queue_id), queue in seen.golden(GOLDEN / f"{name}.jsonl").items():
             for tag in {row["tags"] for row in queue.rows if row["tags"]}:

@@ -57,7 +57,7 @@ READS: list[Callable[[StoreFinder], list[int]]] = [by_get, by_many, as_records, 
 
 @pytest.mark.parametrize("read", READS)
 @pytest.mark.parametrize("is_open", [False, True])
-def test_a_segment_of_the_log(path: Path, read: Callable[[StoreFinder], list[int]], is_open: bool) -> None:
+def test_lost_segment_is_an_error(path: Path, read: Callable[[StoreFinder], list[int]], is_open: bool) -> None:
     reader = MessageStore.open(path, read_only=True)
     if is_open:
         assert read(reader)
@@ -68,7 +68,7 @@ def test_a_segment_of_the_log(path: Path, read: Callable[[StoreFinder], list[int
 
 
 @pytest.mark.parametrize("read", [by_get, by_many, as_records, by_scan])
-def test_a_file_of_the_queue_while_it_is_read(path: Path, read: Callable[[StoreFinder], list[int]]) -> None:
+def test_queue_file_lost_during_a_read_is_an_error(path: Path, read: Callable[[StoreFinder], list[int]]) -> None:
     with MessageStore.open(path, read_only=True) as reader:
         assert reader.offsets("t", 0) == (12, 48)
         (path / "consumequeue/t/0" / segment_name(2 * ENTRIES * CQ_ENTRY.itemsize)).unlink()
@@ -78,7 +78,7 @@ def test_a_file_of_the_queue_while_it_is_read(path: Path, read: Callable[[StoreF
 
 
 @pytest.mark.parametrize("read", [by_get, by_many, as_records, by_scan])
-def test_an_entry_that_points_before_the_log(path: Path, read: Callable[[StoreFinder], list[int]]) -> None:
+def test_entry_before_the_log_is_an_error(path: Path, read: Callable[[StoreFinder], list[int]]) -> None:
     with (path / "consumequeue/t/0" / segment_name(400)).open("r+b") as file:
         file.seek(5 * CQ_ENTRY.itemsize)
         file.write((100).to_bytes(8, "big"))
@@ -86,7 +86,7 @@ def test_an_entry_that_points_before_the_log(path: Path, read: Callable[[StoreFi
         read(reader)
 
 
-def test_what_retention_takes_meanwhile_is_passed_over(path: Path) -> None:
+def test_messages_deleted_by_retention_are_skipped(path: Path) -> None:
     with MessageStore.open(path) as store, MessageStore.open(path, read_only=True) as reader:
         minimum = reader.min_offset("t", 0)
         store.clean(forced=True)

@@ -1,6 +1,5 @@
 """Narrowing ranges by time, key and id never loses a match, even with wrong clocks, a damaged index or a broker's
-files.
-"""
+files."""
 
 from __future__ import annotations
 
@@ -69,7 +68,7 @@ def with_key(store: MessageStore, key: str, topic: str = "t") -> list[tuple[int,
 
 
 @pytest.mark.filterwarnings("ignore:the newest message was stored")
-def test_times_ascend_from_where_a_clock_was_set_back(tmp_path: Path, clock: list[int]) -> None:
+def test_times_ascend_from_the_last_step_back_of_the_clock(tmp_path: Path, clock: list[int]) -> None:
     hours = 3_600_000
     with opened(tmp_path) as store:
         at_times(store, clock, *[3 * hours] * 100, *range(100))
@@ -78,7 +77,7 @@ def test_times_ascend_from_where_a_clock_was_set_back(tmp_path: Path, clock: lis
 
 @pytest.mark.filterwarnings("ignore:the newest message was stored")
 @pytest.mark.parametrize("steps", [([3], [0]), ([0], [3], [1]), ([3], [2], [1], [4, 5])])
-def test_a_key_is_found_in_its_time_whatever_the_clock_did(
+def test_key_is_found_in_its_time_despite_clock_changes(
     tmp_path: Path, clock: list[int], steps: tuple[list[int], ...]
 ) -> None:
     hours = 3_600_000 * 2
@@ -92,7 +91,7 @@ def test_a_key_is_found_in_its_time_whatever_the_clock_did(
                 assert found == [time for time in times if begin <= time <= end]
 
 
-def test_by_key_and_by_id(tmp_path: Path) -> None:
+def test_ranges_are_narrowed_by_key_and_id(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         put(store, *(f"k{number}" for number in range(300)), "k7")
         put(store, "k7", topic="u")
@@ -108,14 +107,14 @@ def test_by_key_and_by_id(tmp_path: Path) -> None:
         assert with_key(store, offset_id) == [(200, 201)]
 
 
-def test_a_key_that_is_everywhere_is_not_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_very_common_key_is_not_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("store.read.narrowing._MOST_SEARCHES", 9)
     with opened(tmp_path) as store:
         put(store, *["rare", *["often"] * 10])
         assert (with_key(store, "often"), with_key(store, "rare")) == ([(0, 11)], [(0, 1)])
 
 
-def test_what_was_appended_without_the_index_stays_whole(tmp_path: Path) -> None:
+def test_range_without_an_index_is_not_narrowed(tmp_path: Path) -> None:
     for is_on, keys in ((True, ["a"] * 100), (False, ["a", "b"]), (True, [*["c"] * 100, "a"])):
         with opened(tmp_path, messageIndexEnable=is_on) as store:
             put(store, *keys)
@@ -124,7 +123,7 @@ def test_what_was_appended_without_the_index_stays_whole(tmp_path: Path) -> None
         assert with_key(store, "a") == [(0, 102), (202, 203)]
 
 
-def test_what_an_index_that_was_deleted_had_stays_whole(tmp_path: Path) -> None:
+def test_range_of_a_deleted_index_is_not_narrowed(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         put(store, *["a"] * 100)
         shutil.rmtree(tmp_path / "index")
@@ -137,7 +136,7 @@ def test_what_an_index_that_was_deleted_had_stays_whole(tmp_path: Path) -> None:
         assert with_key(store, "none") == []
 
 
-def test_an_index_of_other_sizes_says_nothing(tmp_path: Path) -> None:
+def test_index_of_other_sizes_is_not_used(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         put(store, "a", "b")
     next((tmp_path / "index").iterdir()).write_bytes(bytes(100))
@@ -145,7 +144,7 @@ def test_an_index_of_other_sizes_says_nothing(tmp_path: Path) -> None:
         assert with_key(store, "a") == [(0, 2)]
 
 
-def test_records_that_retention_took_are_for_the_reader_to_miss(tmp_path: Path) -> None:
+def test_narrowing_keeps_ranges_deleted_by_retention(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         put(store, *(f"k{number}" for number in range(250)), body=bytes(1000))
         wanted = everything(store)
@@ -157,7 +156,7 @@ def test_records_that_retention_took_are_for_the_reader_to_miss(tmp_path: Path) 
         assert store.with_keys(just_gone, ["none"]) == just_gone
 
 
-def test_a_brokers_directory_stays_whole(tmp_path: Path) -> None:
+def test_ranges_of_a_brokers_directory_are_not_narrowed(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "index-5.3", tmp_path / "theirs")
     with MessageStore.open(tmp_path / "theirs", read_only=True) as store:
         topic = next(topic for topic in sorted(store.topics()) if store.max_offset(topic, 0))
@@ -165,7 +164,7 @@ def test_a_brokers_directory_stays_whole(tmp_path: Path) -> None:
         assert store.with_keys(wanted, ["none"]) == wanted
 
 
-def test_of_a_brokers_directory_that_is_taken_over_the_times_are_looked_at(tmp_path: Path, clock: list[int]) -> None:
+def test_times_of_a_brokers_messages_are_checked_at_takeover(tmp_path: Path, clock: list[int]) -> None:
     with opened(tmp_path) as store:
         at_times(store, clock, *range(100))
     (tmp_path / "watermark").unlink()  # as in a broker's directory
@@ -188,7 +187,7 @@ def set_time(path: Path, number: int, time: int) -> None:
 
 
 @pytest.mark.parametrize(("number", "time", "whole"), [(60, NOW, 60), (60, NOW + 99, 61), (99, NOW * 9000, 100)])
-def test_where_a_brokers_times_step_back_all_before_stays_whole(
+def test_range_before_a_step_back_of_times_is_not_narrowed(
     tmp_path: Path, clock: list[int], number: int, time: int, whole: int
 ) -> None:
     with opened(tmp_path) as store:
@@ -201,9 +200,7 @@ def test_where_a_brokers_times_step_back_all_before_stays_whole(
         assert times_ascend_from(store) == whole
 
 
-def test_where_the_times_step_back_that_a_broker_appended_all_before_stays_whole(
-    tmp_path: Path, clock: list[int]
-) -> None:
+def test_step_back_in_times_appended_by_a_broker_is_detected(tmp_path: Path, clock: list[int]) -> None:
     with opened(tmp_path) as store:
         at_times(store, clock, *range(100))
     ours = (tmp_path / "watermark").read_bytes()
@@ -217,7 +214,7 @@ def test_where_the_times_step_back_that_a_broker_appended_all_before_stays_whole
         assert with_key(store, "none") == [(0, 200)]
 
 
-def test_while_the_index_is_made_anew_nobody_counts_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_is_not_used_while_it_is_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(tmp_path) as store:
         put(store, *["a"] * 100)
     shutil.rmtree(tmp_path / "index")
@@ -233,7 +230,7 @@ def test_while_the_index_is_made_anew_nobody_counts_on_it(tmp_path: Path, monkey
         assert PublishedEnd(tmp_path, writable=False).keys_from == 0
 
 
-def test_when_the_machine_comes_up_again_it_is_still_known(
+def test_known_times_and_keys_survive_a_reboot(
     tmp_path: Path, clock: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened(tmp_path) as store:
@@ -244,7 +241,7 @@ def test_when_the_machine_comes_up_again_it_is_still_known(
         assert with_key(store, "k50") == [(50, 51)]
 
 
-def test_a_watermark_that_does_not_say_is_one_of_before(tmp_path: Path, clock: list[int]) -> None:
+def test_watermark_of_an_older_version_is_read(tmp_path: Path, clock: list[int]) -> None:
     with opened(tmp_path) as store:
         at_times(store, clock, *range(100))
     data = bytearray((tmp_path / "watermark").read_bytes())
@@ -260,7 +257,7 @@ def test_a_watermark_that_does_not_say_is_one_of_before(tmp_path: Path, clock: l
         assert with_key(store, "none") == [(0, 100)]
 
 
-def test_a_repaired_index_is_whole_when_it_is_in_its_place(tmp_path: Path) -> None:
+def test_repaired_index_is_complete_before_it_is_used(tmp_path: Path) -> None:
     from store.upkeep.verify import repair
 
     with opened(tmp_path) as store:
@@ -274,9 +271,7 @@ def test_a_repaired_index_is_whole_when_it_is_in_its_place(tmp_path: Path) -> No
         assert np.array_equal(with_key(store, "none"), [(0, 100)])
 
 
-def test_several_keys_of_one_record_count_each_where_too_many_are_looked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_limit_of_searches_counts_each_key_of_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("store.read.narrowing._MOST_SEARCHES", 9)
     with opened(tmp_path) as store:
         put(store, "b", *["x"] * 70, "twice")
@@ -288,7 +283,7 @@ def test_several_keys_of_one_record_count_each_where_too_many_are_looked_for(
 
 @pytest.mark.parametrize("damaged", [range(250, 251), range(204, 408)])
 @pytest.mark.parametrize("byte", [b"\0", b"\x02"])
-def test_a_key_behind_a_damaged_entry_is_not_left_out(tmp_path: Path, damaged: range, byte: bytes) -> None:
+def test_key_after_a_damaged_entry_is_found(tmp_path: Path, damaged: range, byte: bytes) -> None:
     with opened(tmp_path, mappedFileSizeConsumeQueue=1000 * 20) as store:
         put(store, *(f"k{number}" for number in range(1000)))
     with open(tmp_path / "consumequeue" / "t" / "0" / f"{0:020d}", "r+b") as entries:
@@ -301,7 +296,7 @@ def test_a_key_behind_a_damaged_entry_is_not_left_out(tmp_path: Path, damaged: r
             assert number in damaged or len(pieces) == 1
 
 
-def test_ids_of_another_topic_are_not_looked_for(tmp_path: Path) -> None:
+def test_ids_of_another_topic_are_not_searched(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         put(store, *["x"] * 100)
         put(store, *["x"] * 100, topic="u")

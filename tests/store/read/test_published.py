@@ -32,7 +32,7 @@ def published(tmp_path: Path) -> PublishedQueues:
     return PublishedQueues(Topics(tmp_path), log, queues, PublishedEnd(tmp_path, writable=False))
 
 
-def test_bounds(published: PublishedQueues) -> None:
+def test_bounds_of_queues(published: PublishedQueues) -> None:
     minimum, maximum = published.offsets("t", 1)
     assert 0 < minimum < maximum == published.max_offset("t", 1) == 40
     assert published.offsets("t", 0) == (0, 0)
@@ -40,7 +40,7 @@ def test_bounds(published: PublishedQueues) -> None:
 
 
 @pytest.mark.parametrize("read_only", [True, False])
-def test_what_was_appended_together_is_seen_together(tmp_path: Path, read_only: bool) -> None:
+def test_bounds_of_several_queues_are_of_one_moment(tmp_path: Path, read_only: bool) -> None:
     """An append to both queues follows each look at a queue."""
     queues = [Queue("t", 0), Queue("t", 1)]
     with MessageStore.open(tmp_path) as store:
@@ -56,7 +56,7 @@ def test_what_was_appended_together_is_seen_together(tmp_path: Path, read_only: 
                 assert reader.bounds(looked_at()) == dict.fromkeys(queues, Bounds(0, count))
 
 
-def test_what_is_there(published: PublishedQueues) -> None:
+def test_range_outside_of_the_queue_is_refused(published: PublishedQueues) -> None:
     minimum, _ = published.offsets("t", 1)
     for start, end in ((minimum, 40), (40, 40), (0, 0)):
         assert published.holding(QueueRange(Queue("t", 1), start, end)) is published.of("t", 1)
@@ -66,14 +66,14 @@ def test_what_is_there(published: PublishedQueues) -> None:
         published.holding(QueueRange(Queue("t", 1), minimum, 41))
 
 
-def test_what_is_not_there(published: PublishedQueues) -> None:
+def test_missing_queue_and_topic_are_refused(published: PublishedQueues) -> None:
     with pytest.raises(UnknownQueue):
         published.of("t", 2)
     with pytest.raises(UnknownTopic):
         published.ever_put("u")
 
 
-def test_a_topic_that_is_deleted_between_two_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topic_is_deleted_between_two_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = StoreConfig(mappedFileSizeCommitLog=LOG_SIZE, mappedFileSizeConsumeQueue=QUEUE_SIZE)
     with MessageStore.open(tmp_path, config=sizes) as store:
         store.create_topic("t", 1)
@@ -95,7 +95,7 @@ def test_a_topic_that_is_deleted_between_two_looks(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize("tags", [None, "x"])
 @pytest.mark.parametrize("recreated", [None, 0, 10, 40])
-def test_topic_deleted_amid_a_scan(tmp_path: Path, recreated: int | None, tags: str | None) -> None:
+def test_topic_is_deleted_during_a_scan(tmp_path: Path, recreated: int | None, tags: str | None) -> None:
     """The scan reads messages of the old topic to its end, or raises."""
     sizes = StoreConfig(mappedFileSizeCommitLog=LOG_SIZE, mappedFileSizeConsumeQueue=QUEUE_SIZE)
     with MessageStore.open(tmp_path, config=sizes) as store, MessageStore.open(tmp_path, read_only=True) as reader:
@@ -116,9 +116,7 @@ def test_topic_deleted_amid_a_scan(tmp_path: Path, recreated: int | None, tags: 
 
 
 @pytest.mark.parametrize("made_anew", [None, 0, 10])
-def test_a_topic_that_is_deleted_amid_a_get(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_anew: int | None
-) -> None:
+def test_topic_is_deleted_during_a_get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_anew: int | None) -> None:
     """The reply reflects the topic's new state, and reports no damage or loss."""
     sizes = StoreConfig(mappedFileSizeCommitLog=LOG_SIZE, mappedFileSizeConsumeQueue=QUEUE_SIZE)
     min_offset = ConsumeQueue.min_offset
@@ -141,9 +139,7 @@ def test_a_topic_that_is_deleted_amid_a_get(
         assert (found.status, found.next_begin_offset) == (status, 0 if made_anew is None else 40)
 
 
-def test_who_chooses_a_queue_while_the_topic_goes_hears_of_that_and_of_no_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_put_to_a_topic_during_its_deletion_reports_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The writer still has the queue's number of entries from before the deletion."""
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)

@@ -1,5 +1,3 @@
-"""Messages by key, by id and by time, in directories that RocketMQ wrote."""
-
 from __future__ import annotations
 
 import threading
@@ -32,7 +30,7 @@ INDEXES = {"hosts-5.3": (100, 400), "index-5.3": (20, 30), "index-4.9": (20, 30)
 
 @dataclass(frozen=True)
 class Golden:
-    """One golden directory, its log and index, and its messages as RocketMQ prints them."""
+    """A golden directory, its log and index, and its messages as RocketMQ prints them."""
 
     root: Path
     log: CommitLog
@@ -65,7 +63,7 @@ def keys_of(row: seen.Row) -> set[str]:
     return {row["properties"]["UNIQ_KEY"], *(row["keys"] or "").split()}
 
 
-def test_by_key(golden: Golden) -> None:
+def test_messages_are_found_by_key(golden: Golden) -> None:
     for row in golden.rows:
         for key in keys_of(row):
             holders = [other["physicalOffset"] for other in golden.rows if key in keys_of(other)]
@@ -74,8 +72,8 @@ def test_by_key(golden: Golden) -> None:
             assert golden.with_key({**row, "topic": "other"}, key) == []
 
 
-def test_no_message_has_an_empty_key(tmp_path: Path) -> None:
-    """Holds even if the hash of a real key equals the hash of the empty key."""
+def test_empty_key_finds_nothing(tmp_path: Path) -> None:
+    """Even if the hash of a real key equals the hash of the empty key."""
     assert key_hash("t", "elkfp2B") == key_hash("t", "")
     with MessageStore.open(tmp_path / "mq") as store:
         store.create_topic("t", 1)
@@ -89,7 +87,7 @@ def published_queues(root: Path) -> tuple[PublishedQueues, ConsumeQueues]:
     return PublishedQueues(Topics(root), log, queues, LogEnd(root, log)), queues
 
 
-def test_what_retention_takes_while_it_is_looked_for_is_found(tmp_path: Path) -> None:
+def test_message_deleted_during_its_search_is_found(tmp_path: Path) -> None:
     filled = Filled(tmp_path / "mq", {"t": 1})
     with filled.store as store:
         filled.put("t", 0, 90, size=1000)
@@ -100,9 +98,7 @@ def test_what_retention_takes_while_it_is_looked_for_is_found(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("is_open", [False, True])
-def test_what_retention_takes_of_a_deleted_topic_while_it_is_looked_for_is_not_found(
-    tmp_path: Path, is_open: bool
-) -> None:
+def test_message_of_a_deleted_topic_is_not_found_after_retention(tmp_path: Path, is_open: bool) -> None:
     """The recreated topic has no message at the old one's offset either, or only a leftover queue entry."""
     path = tmp_path / "mq"
     filled = Filled(path, {"t": 1})
@@ -118,7 +114,7 @@ def test_what_retention_takes_of_a_deleted_topic_while_it_is_looked_for_is_not_f
     assert not published.has(message)
 
 
-def test_by_key_and_time_to_the_millisecond(golden: Golden) -> None:
+def test_search_by_key_and_time_is_exact_to_the_millisecond(golden: Golden) -> None:
     for row in golden.rows:
         key, time = row["properties"]["UNIQ_KEY"], row["storeTimestamp"]
         assert golden.with_key(row, key, begin=time, end=time) == [row["physicalOffset"]]
@@ -143,7 +139,7 @@ def test_damaged_times_of_an_index_file_hide_no_key(tmp_path: Path, field: str, 
 
 
 @pytest.mark.parametrize("offset", [0, 4000, 1 << 20, 1 << 40])
-def test_a_message_whose_entry_is_damaged_is_told_of_also_the_first(tmp_path: Path, offset: int) -> None:
+def test_message_with_a_damaged_entry_is_an_error(tmp_path: Path, offset: int) -> None:
     with MessageStore.open(tmp_path, config=StoreConfig(mappedFileSizeCommitLog=64 << 10, maxHashSlotNum=50)) as store:
         store.create_topic("t", 1)
         store.put_many([Message("t", b"", keys=(f"k{n}",)) for n in range(300)])
@@ -155,7 +151,7 @@ def test_a_message_whose_entry_is_damaged_is_told_of_also_the_first(tmp_path: Pa
             store.query("t", "k0")
 
 
-def test_the_newest_are_those_of_the_log_whatever_a_broker_called_the_files_of_its_index(tmp_path: Path) -> None:
+def test_newest_messages_do_not_depend_on_index_file_names(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path, config=StoreConfig(maxHashSlotNum=50, maxIndexNum=11)) as store:
         store.create_topic("t", 1)
         for _ in range(30):
@@ -168,7 +164,7 @@ def test_the_newest_are_those_of_the_log_whatever_a_broker_called_the_files_of_i
         assert [message.queue_offset for message in store.query("t", "k", 22)] == list(range(8, 30))
 
 
-def test_what_is_not_published_is_not_found(golden: Golden) -> None:
+def test_unpublished_message_is_not_found(golden: Golden) -> None:
     last = golden.rows[-1]
     key, end = last["properties"]["UNIQ_KEY"], last["physicalOffset"]
     assert messages_with_key(golden.log, golden.index, end, KeyQuery(last["topic"], key, 100)) == []
@@ -176,7 +172,7 @@ def test_what_is_not_published_is_not_found(golden: Golden) -> None:
         message_at(golden.log, end, end)
 
 
-def test_by_id(golden: Golden) -> None:
+def test_messages_are_found_by_id(golden: Golden) -> None:
     for row in golden.rows:
         message = message_at(golden.log, row["physicalOffset"], golden.end)
         assert (message.topic, message.body) == (row["topic"], row["body"])
@@ -190,28 +186,28 @@ def test_by_id(golden: Golden) -> None:
         ("20010DB800000000000000000000000100002A9F0000000000000451", 0x451),
     ],
 )
-def test_offset_of_an_id(text: str, offset: int) -> None:
+def test_offset_is_read_from_an_id(text: str, offset: int) -> None:
     assert offset_of_id(text) == offset
 
 
 @pytest.mark.parametrize("text", ["", "UID0", "7F00000100002A9F00000000000000", "7F 00000100002A9F0000000000000090"])
-def test_what_is_no_id(text: str) -> None:
+def test_wrong_ids_are_refused(text: str) -> None:
     with pytest.raises(InvalidMessageId, match="query by key"):
         offset_of_id(text)
 
 
-def test_an_offset_inside_a_record_is_refused(golden: Golden) -> None:
+def test_offset_inside_a_record_is_refused(golden: Golden) -> None:
     for inside in range(1, 200):
         with pytest.raises(CorruptRecord):
             message_at(golden.log, golden.rows[0]["physicalOffset"] + inside % 90 + 1, golden.end)
 
 
-def test_an_offset_of_a_deleted_segment(golden: Golden) -> None:
+def test_offset_of_a_deleted_segment_is_refused(golden: Golden) -> None:
     with pytest.raises(OffsetLost):
         message_at(golden.log, 100 * SEGMENT, 101 * SEGMENT)
 
 
-def test_by_time(golden: Golden) -> None:
+def test_messages_are_found_by_time(golden: Golden) -> None:
     for (topic, queue_id), there in seen.golden(GOLDEN / f"{golden.root.name}.jsonl").items():
         times = [row["storeTimestamp"] for row in there.rows]
         with MessageStore.open(golden.root, read_only=True) as store:
@@ -221,7 +217,7 @@ def test_by_time(golden: Golden) -> None:
                     assert store.offset_by_time(topic, queue_id, time, boundary) == expected
 
 
-def test_by_time_when_retention_overtakes_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_by_time_survives_retention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filled = Filled(tmp_path / "mq", {"t": 1})
     offsets = PublishedQueues.offsets
 
@@ -238,8 +234,8 @@ def test_by_time_when_retention_overtakes_the_search(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("meanwhile", [False, True])
-def test_by_key_when_retention_was_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: bool) -> None:
-    """Queries do not find deleted messages, although the reader may still have some of their files open."""
+def test_search_by_key_survives_retention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: bool) -> None:
+    """Deleted messages are not found, although the reader may still have some of their files open."""
     config, look = StoreConfig(mappedFileSizeCommitLog=8192, mappedFileSizeConsumeQueue=200), query.message_at
 
     def overtaken(log: CommitLog, physical_offset: int, confirm_offset: int) -> StoredMessage:
@@ -260,7 +256,7 @@ def test_by_key_when_retention_was_at_work(tmp_path: Path, monkeypatch: pytest.M
         assert found == list(range(store.min_offset("t", 0), 40))
 
 
-def test_a_search_by_time_over_a_lost_segment_ends(tmp_path: Path) -> None:
+def test_search_by_time_over_a_lost_segment_ends(tmp_path: Path) -> None:
     """Retention deletes segments only from the head, so the search must not retry."""
     config = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200)
     with MessageStore.open(tmp_path / "mq", config=config) as store:

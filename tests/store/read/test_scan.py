@@ -59,7 +59,7 @@ def test_batches_cover_all_rows_within_every_limit(sizes: list[int], max_rows: i
 
 
 @pytest.mark.parametrize(("size", "count"), [(100, 1), (1131, 4), (2000, 7), (10_000, 33)])
-def test_batches_are_as_long_as_each_other(size: int, count: int) -> None:
+def test_batches_have_similar_lengths(size: int, count: int) -> None:
     sizes = np.full(32_768, size)
     cuts = list(batch_bounds(np.cumsum(sizes) - size, sizes, 1 << 30, len(sizes), 10_000_000))
     assert len(cuts) == count
@@ -77,7 +77,7 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.int16])
-def test_offsets_of_numpys_kinds(store: MessageStore, kind: Callable[[int], int]) -> None:
+def test_numpy_offsets_are_accepted(store: MessageStore, kind: Callable[[int], int]) -> None:
     """Small integer types would overflow if used in arithmetic as passed."""
     start, end, was = kind(20), kind(50), store.fingerprint("t", 0, 20)
     assert was is not None
@@ -87,7 +87,7 @@ def test_offsets_of_numpys_kinds(store: MessageStore, kind: Callable[[int], int]
     assert store.can_have("t", 0, start, was)
 
 
-def test_columns_in_the_order_asked_for(store: MessageStore) -> None:
+def test_columns_are_in_the_requested_order(store: MessageStore) -> None:
     for columns in (("body",), ("queueOffset", "body", "tags"), tuple(reversed(COLUMNS)), DEFAULT_COLUMNS):
         batches = list(store.scan("t", 0, 0, 60, columns=columns))
         assert all(batch.schema == pa.schema([(name, COLUMNS[name]) for name in columns]) for batch in batches)
@@ -95,17 +95,17 @@ def test_columns_in_the_order_asked_for(store: MessageStore) -> None:
 
 
 @pytest.mark.parametrize("limits", [{"max_rows": 0}, {"max_bytes": 0}, {"max_rows": -1}])
-def test_a_batch_of_nothing(store: MessageStore, limits: dict[str, int]) -> None:
+def test_limits_below_one_are_refused(store: MessageStore, limits: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="must lie between 1 and"):
         store.scan("t", 0, 0, 60, **limits)
 
 
-def test_one_row_a_batch(store: MessageStore) -> None:
+def test_limits_allow_at_least_one_row(store: MessageStore) -> None:
     assert [batch.num_rows for batch in store.scan("t", 0, 0, 60, max_bytes=1)] == [1] * 60
     assert [batch.num_rows for batch in store.scan("t", 0, 0, 60, max_rows=1)] == [1] * 60
 
 
-def test_an_empty_range_is_no_batch(store: MessageStore) -> None:
+def test_empty_range_gives_no_batch(store: MessageStore) -> None:
     assert list(store.scan("t", 0, 7, 7)) == []
     assert list(store.scan("t", 0, 60, 60)) == []
 
@@ -123,7 +123,7 @@ def test_tags_with_the_same_hash_are_told_apart(store: MessageStore) -> None:
 
 @pytest.mark.parametrize("columns", [("queueOffset",), ("properties", "queueOffset"), ("queueOffset", "body", "tags")])
 @pytest.mark.parametrize("check_crc", [False, True])
-def test_any_filter(store: MessageStore, columns: tuple[str, ...], check_crc: bool) -> None:
+def test_any_filter_selects_rows(store: MessageStore, columns: tuple[str, ...], check_crc: bool) -> None:
     accept = message_filter("TAGS IN ('Aa', 'C') AND NOT (TAGS = 'C')", "SQL92")
     batches = list(store.scan("t", 0, 0, 60, columns=columns, tags=accept, check_crc=check_crc))
     assert [offset for batch in batches for offset in batch["queueOffset"].to_pylist()] == list(range(0, 60, 3))
@@ -140,7 +140,7 @@ def damage(store: MessageStore, queue_offset: int, at: int) -> None:
     file.write_bytes(content)
 
 
-def test_what_is_filtered_out_is_not_read(store: MessageStore) -> None:
+def test_filtered_out_records_are_not_read(store: MessageStore) -> None:
     damage(store, 2, 0)
     assert sum(batch.num_rows for batch in store.scan("t", 0, 0, 60, tags="Aa || BB")) == 40
     with pytest.raises(CorruptRecord, match="topic t, queue 0, offset 2 "):
@@ -154,8 +154,8 @@ def test_headers_are_always_compared_with_the_queue(store: MessageStore, name: s
         list(store.scan("t", 0, 0, 60, ("queueOffset",), check_crc=False))
 
 
-def test_nobody_looks_behind_bodies_for_nothing(store: MessageStore) -> None:
-    """Without the CRC check, the topic and properties are only read if a column or a filter needs them."""
+def test_properties_are_read_only_if_needed(store: MessageStore) -> None:
+    """Without the CRC check, the topic and properties are only read for a column or a filter."""
     whole = pa.Table.from_batches(store.scan("t", 0, 0, 60, ("queueOffset", "body")))
     properties = len(b"TAGS\x01Aa\x02")
     damage(store, 3, -properties - PROPERTIES_LENGTH_BYTES - len("t"))
@@ -165,7 +165,7 @@ def test_nobody_looks_behind_bodies_for_nothing(store: MessageStore) -> None:
             list(store.scan("t", 0, 0, 60, columns, tag, check_crc=check_crc))
 
 
-def test_a_batch_outlives_its_store(tmp_path: Path) -> None:
+def test_batch_outlives_its_store(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)
         store.put_many([Message("t", b"body", tags="x") for _ in range(100)])
@@ -185,7 +185,7 @@ def change_entry(store: MessageStore, index: int, field: str, value: int) -> Non
 
 
 @pytest.mark.parametrize("code", [0, 66, 1 << 40, 1 << 62])
-def test_a_tags_code_that_is_not_the_tags(store: MessageStore, code: int) -> None:
+def test_wrong_tags_code_is_an_error(store: MessageStore, code: int) -> None:
     change_entry(store, 3, "tags_code", code)
     where = r"^topic t, queue 0, offset 3 \(commit log offset \d+\)"
     with pytest.raises(CorruptRecord, match=rf"{where}: its entry has tags code {code}, its record the tag Aa; run"):
@@ -197,8 +197,8 @@ def test_a_tags_code_that_is_not_the_tags(store: MessageStore, code: int) -> Non
 
 
 @pytest.mark.parametrize("expression", [None, "Aa", "none"])
-def test_an_empty_entry_is_told_of_whatever_is_asked_for(store: MessageStore, expression: str | None) -> None:
-    """An empty entry's tags code equals the code of a message without a tag, so a filter must not use it."""
+def test_empty_entry_is_an_error_for_any_filter(store: MessageStore, expression: str | None) -> None:
+    """Its tags code equals that of a message without a tag, so a filter must not use it."""
     change_entry(store, 5, "size", 0)
     change_entry(store, 5, "tags_code", 0)
     accept = message_filter(expression)
@@ -209,7 +209,7 @@ def test_an_empty_entry_is_told_of_whatever_is_asked_for(store: MessageStore, ex
             store.get_message("g", "t", 0, 5, message_filter=accept, as_records=as_records)
 
 
-def test_the_error_names_what_the_record_says(store: MessageStore) -> None:
+def test_error_names_the_record_that_was_found(store: MessageStore) -> None:
     entries = np.frombuffer((store.path / "consumequeue/t/0" / segment_name(0)).read_bytes(), CQ_ENTRY)
     change_entry(store, 3, "physical_offset", int(entries["physical_offset"][0]))
     said = r"offset 3 .*: the log holds .* its record says queue 0, offset 0, commit log offset 0, topic t;"
@@ -239,7 +239,7 @@ def test_entries_of_light_queues_are_compared(tmp_path: Path, field: str, value:
 @pytest.mark.parametrize(
     ("field", "message"), [("size", "an entry of 9 bytes, a record of"), ("tags_code", "in the queue 9;")]
 )
-def test_a_query_compares_the_entry(store: MessageStore, field: str, message: str) -> None:
+def test_query_compares_the_entry(store: MessageStore, field: str, message: str) -> None:
     (batch,) = store.scan("t", 0, 3, 4, ("msgId",))
     change_entry(store, 3, field, 9)
     with pytest.raises(CorruptRecord, match=message):
@@ -251,7 +251,7 @@ def offsets(reader: pa.RecordBatchReader) -> list[tuple[int, int]]:
     return list(zip(table["queueId"].to_pylist(), table["queueOffset"].to_pylist(), strict=True))
 
 
-def test_all_queues_some_and_ranges(filled: Filled) -> None:
+def test_to_arrow_reads_all_queues_some_or_ranges(filled: Filled) -> None:
     store = filled.store
     everything = [(0, n) for n in range(3)] + [(1, n) for n in range(5)]
     assert offsets(store.to_arrow("orders")) == everything
@@ -262,7 +262,7 @@ def test_all_queues_some_and_ranges(filled: Filled) -> None:
     assert offsets(store.to_arrow("orders", queues=[])) == []
 
 
-def test_what_was_appended_together_is_read_together(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_to_arrow_reads_all_queues_at_one_moment(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
     store, look = filled.store, filled.store.offsets
 
     def look_and_append(topic: str, queue_id: int) -> tuple[int, int]:
@@ -275,7 +275,7 @@ def test_what_was_appended_together_is_read_together(filled: Filled, monkeypatch
     assert queue_ids.count(0) - 3 == queue_ids.count(1) - 5
 
 
-def test_a_range_of_time(filled: Filled) -> None:
+def test_to_arrow_reads_a_range_of_time(filled: Filled) -> None:
     store = filled.store
     seen = store.to_arrow("orders", ["storeTimestamp"]).read_all()["storeTimestamp"].cast(pa.int64()).to_pylist()
     first, last = min(seen) // 1000, max(seen) // 1000
@@ -285,10 +285,9 @@ def test_a_range_of_time(filled: Filled) -> None:
     assert len(offsets(store.to_arrow("orders", queues={0: (1, 3)}, begin=first))) == 2
 
 
-def test_a_range_of_time_begins_where_times_are_known(filled: Filled, tmp_path: Path) -> None:
+def test_range_of_time_includes_archived_messages_correctly(filled: Filled, tmp_path: Path) -> None:
     """Messages that only the archive has must neither be skipped as older than `begin` nor included regardless of
-    `end`.
-    """
+    `end`."""
     store = filled.store
     filled.put("orders", 0, 300, size=1000)
     filled.put("orders", 0, 1)
@@ -310,13 +309,13 @@ def test_a_range_of_time_begins_where_times_are_known(filled: Filled, tmp_path: 
             store.to_arrow("orders", queues=everything, **time)
 
 
-def test_columns_and_their_types_without_a_message(filled: Filled) -> None:
+def test_empty_result_has_columns_and_types(filled: Filled) -> None:
     reader = filled.store.to_arrow("orders", ["body", "properties"], queues={0: (1, 1)})
     assert reader.schema.names == ["body", "properties"]
     assert reader.read_all().num_rows == 0
 
 
-def test_what_is_wrong_is_said_at_once(filled: Filled) -> None:
+def test_wrong_arguments_are_refused_at_once(filled: Filled) -> None:
     to_arrow = filled.store.to_arrow
     with pytest.raises(UnknownTopic):
         to_arrow("nowhere")
@@ -330,7 +329,7 @@ def test_what_is_wrong_is_said_at_once(filled: Filled) -> None:
         to_arrow("orders", queues={0: (2, 1)})
 
 
-def test_what_reading_meets_is_raised_as_it_is(filled: Filled) -> None:
+def test_errors_during_the_read_are_raised(filled: Filled) -> None:
     store = filled.store
     filled.put("orders", 0, 200, size=1000)
     reader = store.to_arrow("orders", queues=[0])

@@ -46,7 +46,9 @@ def split(pieces: list[memoryview]) -> Iterator[bytes]:
 
 @pytest.mark.parametrize("max_messages", [0, 1, 5, 32])
 @pytest.mark.parametrize("accept", [None, TagFilter.parse("A || C"), message_filter("TAGS = 'B'", "SQL92")])
-def test_the_same_messages(store: MessageStore, accept: MessageFilter | None, max_messages: int) -> None:
+def test_raw_records_are_of_the_same_messages(
+    store: MessageStore, accept: MessageFilter | None, max_messages: int
+) -> None:
     for offset in range(-1, 102):
         plain = store.get_message("g", "t", 0, offset, max_messages, accept)
         raw = store.get_message("g", "t", 0, offset, max_messages, accept, as_records=True)
@@ -55,7 +57,7 @@ def test_the_same_messages(store: MessageStore, accept: MessageFilter | None, ma
         assert (raw.min_offset, raw.max_offset, raw.messages) == (plain.min_offset, plain.max_offset, [])
 
 
-def test_neighbours_are_one_piece(store: MessageStore) -> None:
+def test_adjacent_records_are_one_piece(store: MessageStore) -> None:
     assert len(store.get_message("g", "t", 0, 1, 4, as_records=True).records) == 1
 
 
@@ -69,7 +71,7 @@ def test_only_short_scattered_records_are_copied(tmp_path: Path, body: bytes, pi
         assert (len(records), len(list(split(records)))) == (pieces, 3)
 
 
-def test_the_hash_decides(store: MessageStore) -> None:
+def test_filter_selects_raw_records_by_hash(store: MessageStore) -> None:
     """ "Aa" and "BB" have the same hash, so the client must compare the tags."""
     store.create_topic("alike", 1)
     store.put_many([Message("alike", b"", tags=tag) for tag in ("Aa", "BB", "C")])
@@ -77,7 +79,7 @@ def test_the_hash_decides(store: MessageStore) -> None:
     assert [decode_record(record, 0).tags for record in split(raw.records)] == ["Aa", "BB"]
 
 
-def test_an_entry_that_is_wrong(store: MessageStore) -> None:
+def test_wrong_entry_is_an_error(store: MessageStore) -> None:
     for field, value in (("size", 5), ("size", 1 << 20), ("physical_offset", -1)):
         change_entry(store, 3, field, value)
         with pytest.raises(CorruptRecord, match="queue 0, offset 3"):

@@ -33,7 +33,7 @@ SEEDS = st.integers(0, 1 << 32)
         ("BETWEENa = andb", Equal((Property("BETWEENa"), Property("andb")))),
     ],
 )
-def test_expressions(expression: str, condition: object) -> None:
+def test_expressions_are_evaluated(expression: str, condition: object) -> None:
     assert parse(expression).condition == condition
 
 
@@ -72,7 +72,7 @@ def test_expressions(expression: str, condition: object) -> None:
         ("NOT " * 101 + "a", 1, "nested more than 100 deep"),
     ],
 )
-def test_mistakes_are_shown_where_they_are(expression: str, position: int, message: str) -> None:
+def test_mistakes_are_located(expression: str, position: int, message: str) -> None:
     with pytest.raises(FilterError, match=f"^SQL92 expression, character {position}: .*{message}") as refused:
         parse(expression)
     _, excerpt, caret = str(refused.value).split("\n")
@@ -80,7 +80,7 @@ def test_mistakes_are_shown_where_they_are(expression: str, position: int, messa
     assert excerpt[caret.index("^") :][:1] == expression[position - 1 :][:1].replace("\ud800", " ")
 
 
-def test_a_mistake_within_a_long_expression_over_many_lines() -> None:
+def test_mistake_in_a_long_expression_is_located() -> None:
     with pytest.raises(FilterError, match=f"character {9 * 88 + 3}") as refused:
         parse("a = 1 OR\n" * 88 + "a > '1'" + "\nOR a = 2" * 88)
     _, excerpt, caret = str(refused.value).split("\n")
@@ -88,30 +88,30 @@ def test_a_mistake_within_a_long_expression_over_many_lines() -> None:
     assert caret == " " * excerpt.index(">") + "^"
 
 
-def test_bounds_are_compared_as_java_compares_them() -> None:
+def test_bounds_are_compared_as_in_java() -> None:
     parse(f"a BETWEEN {2**53 + 1} AND {2**53}.0")
     with pytest.raises(FilterError, match="nothing lies between"):
         parse(f"a BETWEEN {2**53 + 1} AND {2**53}")
 
 
 @pytest.mark.parametrize("nothing", [None, 5, b"a = 1"])
-def test_no_text(nothing: Any) -> None:
+def test_other_types_are_refused(nothing: Any) -> None:
     with pytest.raises(FilterError, match="is no text; write a condition, such as"):
         parse(nothing)
 
 
 @pytest.mark.parametrize(("expression", "end"), [("a = 1 b #", 6), ("a LIKE 'x'", 2), ("a = 010", 5), ("a = 1", 5)])
-def test_rocketmq_passes_over_what_follows(expression: str, end: int) -> None:
+def test_text_after_the_expression_is_ignored_as_in_rocketmq(expression: str, end: int) -> None:
     assert parse_beginning(expression)[1] == end
 
 
 @pytest.mark.parametrize("expression", ["a #", "a NOT", "a IS b", "010"])
-def test_what_rocketmq_does_not_pass_over(expression: str) -> None:
+def test_wrong_expressions_are_refused_as_in_rocketmq(expression: str) -> None:
     with pytest.raises(FilterError):
         parse_beginning(expression)
 
 
-def test_what_is_long_is_not_deep() -> None:
+def test_long_expressions_are_accepted_and_deep_ones_refused() -> None:
     many = parse(" OR ".join(f"a = {number} AND b IN ('x')" for number in range(2_000)))
     assert many.match(None, {"a": "1999", "b": "x"})
     assert not many.match(None, {"a": "2000", "b": "x"})
@@ -121,7 +121,7 @@ def test_what_is_long_is_not_deep() -> None:
 
 
 @given(SEEDS)
-def test_anything_is_a_filter_or_refused(seed: int) -> None:
+def test_any_tokens_give_a_filter_or_an_error(seed: int) -> None:
     expression = Expressions(Random(seed)).any()
     try:
         accept = parse(expression)
@@ -134,7 +134,7 @@ def test_anything_is_a_filter_or_refused(seed: int) -> None:
 
 
 @given(st.text(max_size=30))
-def test_any_text_is_a_filter_or_refused(text: str) -> None:
+def test_any_text_gives_a_filter_or_an_error(text: str) -> None:
     with suppress(FilterError):
         parse(text)
 

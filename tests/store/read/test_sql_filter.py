@@ -17,7 +17,7 @@ SEEDS = st.integers(0, 1 << 32)
 
 
 @given(SEEDS, st.integers(0, 12))
-def test_one_message_is_matched_as_many_are(seed: int, count: int) -> None:
+def test_single_messages_match_like_batches(seed: int, count: int) -> None:
     random = Random(seed)
     try:
         accept = parse(Expressions(random).any())
@@ -34,7 +34,7 @@ def test_one_message_is_matched_as_many_are(seed: int, count: int) -> None:
     assert accept.match_batch(batch.slice(count // 2)).to_pylist() == matches.to_pylist()[count // 2 :]
 
 
-def test_the_tag_of_a_message_is_its_property_tags() -> None:
+def test_tag_is_the_property_tags() -> None:
     assert parse("TAGS = 'paid'").match("paid", {})
     assert parse("TAGS IS NULL").match(None, {})
 
@@ -43,7 +43,7 @@ def test_the_tag_of_a_message_is_its_property_tags() -> None:
     ("expression", "expected"),
     [("TRUE", True), ("NULL IS NULL", True), ("1 > 2", False), ("NULL", False), ("-1 < 0.5", True)],
 )
-def test_conditions_on_no_property(expression: str, expected: bool) -> None:
+def test_conditions_without_a_property_work(expression: str, expected: bool) -> None:
     accept = parse(expression)
     batch = pa.RecordBatch.from_arrays([pa.array([[], [], []], MAP)], ["properties"])
     assert accept.match_batch(batch).to_pylist() == [expected] * 3
@@ -51,7 +51,7 @@ def test_conditions_on_no_property(expression: str, expected: bool) -> None:
     assert accept.columns == ("properties",)  # without columns the filter would keep everything
 
 
-def test_any_entry_of_a_queue_may_match() -> None:
+def test_condition_cannot_exclude_queue_entries() -> None:
     accept = parse("TAGS = 'paid'")
     assert accept.tags_codes is None
     assert accept.match_codes(np.array([0, 5, -1])).tolist() == [True, True, True]

@@ -18,8 +18,6 @@ SUSPEND, SUBSCRIPTION = 2, 4
 
 
 class Broker(NamedTuple):
-    """A served store and a client of it."""
-
     serving: Serving
     client: Client
 
@@ -59,7 +57,6 @@ def send(kind: type[SendMessage] = SendMessageV2, **fields: object) -> SendMessa
 
 
 def encode_batch(messages: Iterable[Batched]) -> bytes:
-    """Return the body of SEND_BATCH_MESSAGE."""
     pieces = []
     for flag, body, properties in messages:
         pieces += [struct.pack(">iiiii", 22 + len(body) + len(properties), 0, 0, flag, len(body)), body]

@@ -1,5 +1,3 @@
-"""A served store and a client of it."""
-
 from __future__ import annotations
 
 import threading
@@ -35,7 +33,7 @@ def broker(store: MessageStore, client: Client) -> Iterator[Broker]:
 
 @pytest.fixture
 def no_thread_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next start of a thread fails."""
+    """Let the next start of a thread fail."""
     start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:

@@ -1,5 +1,3 @@
-"""Accounts: signature checks and permissions."""
-
 from __future__ import annotations
 
 import json
@@ -68,7 +66,6 @@ def broker(store: MessageStore, client: Client, tmp_path: Path) -> Iterator[Brok
 
 
 def ask(broker: Broker, key: str, secret: str, code: int, header: Header | None, body: bytes = b"") -> Command:
-    """Return the answer to a signed request."""
     command = Command(code, {**({} if header is None else header.texts()), "AccessKey": key}, body)
     signed = replace(command, fields={**command.fields, "Signature": signature(command, secret.encode())})
     return broker.client.ask(broker.address, code, signed.fields, body).result()
@@ -137,14 +134,14 @@ CASES: list[tuple[int, Header | None, bytes, str]] = [
 
 
 @pytest.mark.parametrize(("code", "header", "body", "why"), CASES)
-def test_what_an_account_may_do(broker: Broker, code: int, header: Header, body: bytes, why: str) -> None:
+def test_permissions_of_an_account(broker: Broker, code: int, header: Header, body: bytes, why: str) -> None:
     answer = ask(broker, "clerk", "secret", code, header, body)
     assert (answer.code != ResponseCode.NO_PERMISSION) == (why == "ok")
     assert why == "ok" or why in (answer.remark or "")
     assert ask(broker, "admin", "12345678", code, header, body).code != ResponseCode.NO_PERMISSION
 
 
-def test_every_code_is_judged(broker: Broker) -> None:
+def test_every_code_has_a_rule(broker: Broker) -> None:
     """A code without a rule requires an admin, so that a new code is never open by oversight."""
     strict = {code for code in RequestCode if needs_of(Command(code, {}, LOCKS_AND_BEATS)) is None}
     assert strict == {
@@ -160,7 +157,7 @@ def test_every_code_is_judged(broker: Broker) -> None:
 
 @pytest.mark.parametrize("topic", ["secrets", "SCHEDULE_TOPIC_XXXX"])
 def test_messages_by_offset_need_their_topic(broker: Broker, store: MessageStore, topic: str) -> None:
-    """For example by message id, or by sending back a message of another topic, whose copy the group could read."""
+    """By message id, or by sending back a message of another topic, whose copy the group could read."""
     store.create_topic("secrets", 1)
     store.put(Message("secrets", b"secret", delay_level=18 if topic != "secrets" else 0))
     at = int(next(iter(store.scan(topic, 17 if topic != "secrets" else 0, 0, 1, ("physicalOffset",))))[0][0].as_py())
@@ -173,7 +170,7 @@ def test_messages_by_offset_need_their_topic(broker: Broker, store: MessageStore
         assert ask(broker, "admin", "12345678", code, header).code == ResponseCode.SUCCESS
 
 
-def test_half_message_takes_its_topic(broker: Broker, store: MessageStore) -> None:
+def test_half_message_needs_permission_for_its_topic(broker: Broker, store: MessageStore) -> None:
     """The permission for the producer group is not enough: a half message's id can be guessed."""
     store.create_topic("secrets", 1)
     half = Transactions(store, "readers").prepare([Message("secrets", b"x")])[0]
@@ -192,7 +189,7 @@ def test_producer_of_a_foreign_group_is_not_registered(broker: Broker) -> None:
         assert (ask(broker, "admin", "12345678", code, header).code == ResponseCode.SUCCESS) == there
 
 
-def test_lists_have_what_the_account_may_name(broker: Broker, store: MessageStore) -> None:
+def test_lists_contain_only_permitted_names(broker: Broker, store: MessageStore) -> None:
     store.create_topic("secrets", 1)
     for group in ("readers", "others"):
         store.commit_offsets(group, "bills", {0: 0})
@@ -204,7 +201,7 @@ def test_lists_have_what_the_account_may_name(broker: Broker, store: MessageStor
     assert json.loads(bytes(offsets.body))["offsetTable"].keys() == {"bills@readers", "bills@others"}
 
 
-def test_client_id_of_another_account_stays_its_own(broker: Broker) -> None:
+def test_client_id_of_another_account_cannot_be_taken(broker: Broker) -> None:
     """Even with permission for the group, it can neither replace nor unregister that client."""
     body = beat("readers", "bills")
     assert ask(broker, "clerk", "secret", RequestCode.HEART_BEAT, None, body).code == ResponseCode.SUCCESS
@@ -218,7 +215,7 @@ def test_client_id_of_another_account_stays_its_own(broker: Broker) -> None:
     assert ask(broker, "clerk", "secret", RequestCode.UNREGISTER_CLIENT, LEAVING).code == ResponseCode.SUCCESS
 
 
-def test_who_is_not_who_he_says(broker: Broker, store: MessageStore) -> None:
+def test_wrong_signature_is_refused(broker: Broker, store: MessageStore) -> None:
     for key, secret in (("clerk", "12345678"), ("nobody", "secret"), ("", "")):
         answer = ask(broker, key, secret, RequestCode.SEND_MESSAGE_V2, send(), b"body")
         assert answer.code == ResponseCode.NO_PERMISSION
@@ -229,8 +226,7 @@ def test_who_is_not_who_he_says(broker: Broker, store: MessageStore) -> None:
     assert store.max_offset("orders", 0) == 0
 
 
-def test_what_was_changed_on_the_way(broker: Broker) -> None:
-    """A changed field, a changed body, or an added field."""
+def test_changed_request_is_refused(broker: Broker) -> None:
     command = Command(RequestCode.SEND_MESSAGE_V2, {**send().texts(), "AccessKey": "clerk"}, b"body")
     fields = {**command.fields, "Signature": signature(command, b"secret")}
     changes: list[tuple[dict[str, str], bytes]] = [({}, b"bodY"), ({"e": "1"}, b"body"), ({"more": "x"}, b"body")]
@@ -240,14 +236,14 @@ def test_what_was_changed_on_the_way(broker: Broker) -> None:
     assert broker.client.ask(broker.address, command.code, fields, b"body").result().code == ResponseCode.SUCCESS
 
 
-def test_who_comes_from_a_known_address_need_not_sign(broker: Broker) -> None:
+def test_known_address_needs_no_signature(broker: Broker) -> None:
     answer = ask(broker, "neighbour", "wrong", RequestCode.SEND_MESSAGE_V2, send(), b"body")
     assert answer.code == ResponseCode.SUCCESS
     answer = ask(broker, "neighbour", "wrong", RequestCode.PULL_MESSAGE, pull("readers", "orders"))
     assert answer.code == ResponseCode.NO_PERMISSION
 
 
-def test_addresses_that_may_do_everything(store: MessageStore, client: Client, tmp_path: Path) -> None:
+def test_trusted_addresses_may_do_everything(store: MessageStore, client: Client, tmp_path: Path) -> None:
     path = tmp_path / "plain_acl.yml"
     path.write_text("globalWhiteRemoteAddresses: [10.*, 127.0.0.1]\naccounts: []\n")
     with serve(store, "127.0.0.1:0", access=Access.load(path)) as serving:
@@ -266,14 +262,14 @@ def test_addresses_that_may_do_everything(store: MessageStore, client: Client, t
         ("accounts: !!python/object:os.system [ls]", "cannot be read"),
     ],
 )
-def test_a_file_that_is_none(tmp_path: Path, text: str, why: str) -> None:
+def test_wrong_file_is_refused(tmp_path: Path, text: str, why: str) -> None:
     path = tmp_path / "plain_acl.yml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=f"{path}.*{why}"):
         Access.load(path)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_file_is_refused(tmp_path: Path) -> None:
     missing: Any = tmp_path / "nowhere.yml"
     with pytest.raises(ConfigError, match="cannot be read"):
         Access.load(missing)

@@ -1,5 +1,3 @@
-"""Messages of many clients, appended in batches."""
-
 from __future__ import annotations
 
 import pytest
@@ -9,8 +7,8 @@ from store.remoting.appending import Appending
 from tests.waiting import PATIENCE
 
 
-def test_a_system_without_a_thread_for_a_moment(store: MessageStore, no_thread_once: None) -> None:
-    """The current sender gets an error; later messages are appended."""
+def test_sends_continue_after_a_thread_failed_to_start(store: MessageStore, no_thread_once: None) -> None:
+    """The current sender gets an error."""
     appending = Appending(store)
     with pytest.raises(RuntimeError, match="new thread"):
         appending.append([Message("orders", b"refused", queue_id=0)], {}, 0)

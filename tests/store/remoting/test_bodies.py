@@ -1,5 +1,3 @@
-"""Batches of RocketMQ's client are decoded and encoded alike; malformed ones are refused."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -26,7 +24,7 @@ BATCHES = st.lists(
 )
 
 
-def test_what_rocketmq_made() -> None:
+def test_batch_of_rocketmq_is_decoded_and_encoded() -> None:
     first, second = decode_batch(MADE, 99)
     assert (first.flag, first.body, second.flag, second.body) == (7, b"one", 0, b"")
     assert decode_properties(first.properties) == {"TAGS": "paid", "KEYS": "key-1 key-2", "WAIT": "true"}
@@ -34,12 +32,12 @@ def test_what_rocketmq_made() -> None:
 
 
 @given(BATCHES)
-def test_a_batch_comes_back(batch: list[Batched]) -> None:
+def test_batch_survives_encoding(batch: list[Batched]) -> None:
     assert decode_batch(encode_batch(batch), 99) == batch
 
 
 @given(BATCHES.filter(bool), st.data())
-def test_a_batch_that_was_changed_is_another_or_refused(batch: list[Batched], data: st.DataObject) -> None:
+def test_changed_batch_is_another_one_or_refused(batch: list[Batched], data: st.DataObject) -> None:
     changed = bytearray(encode_batch(batch))
     for at in data.draw(st.lists(st.integers(0, len(changed) - 1), max_size=3)):
         changed[at] = data.draw(st.integers(0, 255))
@@ -52,13 +50,13 @@ def test_a_batch_that_was_changed_is_another_or_refused(batch: list[Batched], da
 
 
 @pytest.mark.parametrize("cut", range(1, 20))
-def test_a_batch_that_ends_too_soon(cut: int) -> None:
+def test_truncated_batch_is_refused(cut: int) -> None:
     with pytest.raises(BadFrame, match="message 1"):
         decode_batch(MADE[:-cut], 99)
 
 
 @given(BATCHES)
-def test_batches_of_columns_are_those_of_messages(messages: list[Batched]) -> None:
+def test_batches_of_columns_equal_those_of_messages(messages: list[Batched]) -> None:
     flags = np.array([message.flag for message in messages], np.int64)
     bodies = pa.array([message.body for message in messages], pa.binary())
     properties = pa.array([message.properties for message in messages], pa.binary())

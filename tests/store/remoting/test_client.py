@@ -16,7 +16,7 @@ from store.remoting.headers import GetRoute, TopicQueue
 from tests.store.remoting.broker import Broker
 
 
-def test_many_requests_on_one_connection(broker: Broker) -> None:
+def test_many_requests_share_one_connection(broker: Broker) -> None:
     held = broker.pull(0, seconds=60)
     answers = [broker.begin(RequestCode.GET_MAX_OFFSET, TopicQueue("orders", n % 2)) for n in range(200)]
     assert {answer.result().fields["offset"] for answer in answers} == {"0"}
@@ -24,13 +24,13 @@ def test_many_requests_on_one_connection(broker: Broker) -> None:
     assert not held.done()
 
 
-def test_an_answer_that_is_not_success(broker: Broker) -> None:
+def test_error_code_in_an_answer_is_raised(broker: Broker) -> None:
     with pytest.raises(RequestRefused, match=f"{broker.address}, request 105: .*nowhere.*response code 17") as refused:
         broker.client.request(broker.address, RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRoute("nowhere").texts())
     assert refused.value.code == ResponseCode.TOPIC_NOT_EXIST
 
 
-def test_nobody_there(client: Client) -> None:
+def test_refused_connection_is_an_error(client: Client) -> None:
     with socket.socket() as unheard:
         unheard.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unheard.getsockname()[1]}"
@@ -39,14 +39,14 @@ def test_nobody_there(client: Client) -> None:
                 verb(address, RequestCode.HEART_BEAT)
 
 
-def test_somebody_who_does_not_answer(client: Client) -> None:
+def test_missing_answer_is_an_error(client: Client) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(Unreachable, match=f"{address}: no answer to request 34 within 0.1 s"):
             client.request(address, RequestCode.HEART_BEAT, timeout=0.1)
 
 
-def test_somebody_who_speaks_otherwise_or_goes(client: Client) -> None:
+def test_wrong_protocol_or_disconnection_is_an_error(client: Client) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         asked = client.ask(address, RequestCode.HEART_BEAT)
@@ -61,7 +61,7 @@ def test_somebody_who_speaks_otherwise_or_goes(client: Client) -> None:
         assert isinstance(asked.exception(), Unreachable)
 
 
-def test_a_connection_that_was_lost_is_made_again(broker: Broker) -> None:
+def test_lost_connection_is_opened_again(broker: Broker) -> None:
     assert broker.ask(RequestCode.GET_BROKER_CLUSTER_INFO).code == 0
     broker.serving.close()
     assert isinstance(broker.begin(RequestCode.GET_BROKER_CLUSTER_INFO).exception(), Unreachable)
@@ -75,7 +75,7 @@ def answered(connection: socket.socket) -> Command:
     return request
 
 
-def test_a_connection_on_which_nothing_comes_any_more_is_given_up(client: Client) -> None:
+def test_silent_connection_is_given_up(client: Client) -> None:
     """As after a router dropped its state: both ends consider the connection alive, and packets get lost."""
     with socket.create_server(("127.0.0.1", 0)) as there:
         there.settimeout(30)
@@ -92,7 +92,7 @@ def test_a_connection_on_which_nothing_comes_any_more_is_given_up(client: Client
                 other.result()
 
 
-def test_a_connection_that_is_younger_than_what_nobody_answered_is_kept(client: Client) -> None:
+def test_connection_with_other_answers_is_kept(client: Client) -> None:
     with socket.create_server(("127.0.0.1", 0)) as there:
         address = f"127.0.0.1:{there.getsockname()[1]}"
         silent = client.ask(address, RequestCode.HEART_BEAT, timeout=0.5)
@@ -103,12 +103,12 @@ def test_a_connection_that_is_younger_than_what_nobody_answered_is_kept(client: 
         assert other.result().code == ResponseCode.SUCCESS
 
 
-def test_what_is_too_large_is_not_sent(client: Client) -> None:
+def test_too_large_request_is_not_sent(client: Client) -> None:
     with pytest.raises(BadFrame, match="send less at once"):
         client.ask("127.0.0.1:1", RequestCode.SEND_MESSAGE, body=bytes(MAX_FRAME_BYTES))
 
 
-def test_closed(broker: Broker) -> None:
+def test_closed_client_raises(broker: Broker) -> None:
     client = Client()
     asked = Broker(broker.serving, client).pull(0, seconds=60)
     client.close()
@@ -122,17 +122,17 @@ def test_closed(broker: Broker) -> None:
     ("text", "found"),
     [("127.0.0.1:9876", ("127.0.0.1", 9876)), ("[::1]:1", ("::1", 1)), ("mq.example.org:80", ("mq.example.org", 80))],
 )
-def test_addresses(text: str, found: tuple[str, int]) -> None:
+def test_addresses_are_parsed(text: str, found: tuple[str, int]) -> None:
     assert host_and_port(text) == found
 
 
 @pytest.mark.parametrize("text", ["", "9876", "a:b", "::1:5", "a:99999", "a b:1", "a:1:2"])
-def test_no_addresses(text: str) -> None:
+def test_wrong_addresses_are_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match="must be host:port"):
         host_and_port(text)
 
 
-def test_who_cancels_a_request_hears_no_more_of_it(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+def test_cancelled_request_logs_nothing(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
     client = Client()
     assert Broker(broker.serving, client).pull(0, seconds=60).cancel()
     client.close()

@@ -1,5 +1,3 @@
-"""Encode and decode commands: RocketMQ's own, generated, and malformed ones."""
-
 from __future__ import annotations
 
 import json
@@ -32,7 +30,7 @@ COMMANDS = st.builds(
 
 
 @pytest.mark.parametrize("line", FRAMES, ids=name_of)
-def test_what_rocketmq_wrote_is_read_and_written_the_same(line: dict[str, Any]) -> None:
+def test_frames_of_rocketmq_are_decoded_and_encoded(line: dict[str, Any]) -> None:
     frame = bytes.fromhex(line["frame"])
     command = decode(frame[4:])
     assert command == Command(
@@ -49,7 +47,7 @@ def test_what_rocketmq_wrote_is_read_and_written_the_same(line: dict[str, Any]) 
     assert encode(command) == frame
 
 
-def test_a_frame_of_another_language() -> None:
+def test_frame_of_another_language_is_decoded() -> None:
     frame = bytes.fromhex(
         "000000320100002B00690301DF0000000700000002000000026869000000140005746F70696300000009546F70696354657374010203"
     )
@@ -62,14 +60,14 @@ def test_a_frame_of_another_language() -> None:
 
 
 @given(COMMANDS)
-def test_a_command_comes_back(command: Command) -> None:
+def test_command_survives_encoding(command: Command) -> None:
     frame = encode(command)
     assert int.from_bytes(frame[:4], "big") == len(frame) - 4
     assert decode(frame[4:]) == command
 
 
 @given(COMMANDS, st.data())
-def test_a_frame_that_was_changed_is_a_command_or_refused(command: Command, data: st.DataObject) -> None:
+def test_changed_frame_is_a_command_or_refused(command: Command, data: st.DataObject) -> None:
     frame = bytearray(encode(command)[4:])
     for at in data.draw(st.lists(st.integers(0, len(frame) - 1), max_size=4)):
         frame[at] = data.draw(st.integers(0, 255))
@@ -86,7 +84,7 @@ def json_frame(header: bytes) -> bytes:
     return struct.pack(">i", len(header)) + header
 
 
-def test_a_field_that_is_no_text_and_a_language_nobody_knows() -> None:
+def test_fields_become_texts_and_unknown_languages_other() -> None:
     header = {"code": 1, "language": "COBOL", "extFields": {"a": 7, "b": True, "c": None, "d": ""}}
     command = decode(json_frame(json.dumps(header).encode()))
     assert command.fields == {"a": "7", "b": "true", "d": ""}
@@ -121,16 +119,16 @@ def test_a_field_that_is_no_text_and_a_language_nobody_knows() -> None:
         (struct.pack(">i", 1 << 24 | 22) + bytes(13) + struct.pack(">i", 1) + b"\xff" + bytes(4), "UTF-8"),
     ],
 )
-def test_what_is_no_command_is_refused(frame: bytes, why: str) -> None:
+def test_wrong_frames_are_refused(frame: bytes, why: str) -> None:
     with pytest.raises(BadFrame, match=why):
         decode(frame)
 
 
-def test_a_language_that_is_none() -> None:
+def test_wrong_language_becomes_other() -> None:
     assert decode(json_frame(b'{"language":[]}')).language == Language.OTHER
 
 
-def test_what_is_too_large_is_not_sent() -> None:
+def test_too_large_command_is_refused() -> None:
     assert len(encode_head(Command(1), MAX_FRAME_BYTES - 200)) < 200
     with pytest.raises(BadFrame, match="at most"):
         encode_head(Command(1), MAX_FRAME_BYTES)
@@ -142,6 +140,6 @@ def test_what_is_too_large_is_not_sent() -> None:
         encode(Command(1, {"b" * 40_000: "a"}, serialization=Serialization.ROCKETMQ))
 
 
-def test_an_object_deeper_than_any() -> None:
+def test_deeply_nested_object_is_refused() -> None:
     with pytest.raises(BadFrame):
         parse_json(b'{"a":' + b"[" * 50_000 + b"]" * 50_000 + b"}", dict[str, Any])

@@ -26,7 +26,7 @@ class Written(asyncio.Transport):
         self.pieces += map(bytes, pieces)
 
 
-def test_nothing_empty_is_written() -> None:
+def test_empty_data_is_not_written() -> None:
     """Since Python 3.12 asyncio retries an empty write forever: the loop would spin and the connection never close."""
     written = Written()
 

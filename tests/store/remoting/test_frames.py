@@ -1,5 +1,3 @@
-"""Frames are reassembled, however the stream is split."""
-
 from __future__ import annotations
 
 import struct
@@ -16,7 +14,7 @@ FRAMES = st.lists(st.binary(min_size=1, max_size=40), max_size=6)
 
 
 @given(FRAMES, st.lists(st.integers(0, 300), max_size=12))
-def test_a_stream_in_pieces(sent: list[bytes], cuts: list[int]) -> None:
+def test_stream_may_be_split_anywhere(sent: list[bytes], cuts: list[int]) -> None:
     stream = b"".join(struct.pack(">i", len(frame)) + frame for frame in sent)
     bounds = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     frames = Frames()
@@ -26,7 +24,7 @@ def test_a_stream_in_pieces(sent: list[bytes], cuts: list[int]) -> None:
 
 
 @given(st.binary(min_size=1, max_size=40), st.data())
-def test_half_a_frame_is_under_way(frame: bytes, data: st.DataObject) -> None:
+def test_unfinished_frame_is_pending(frame: bytes, data: st.DataObject) -> None:
     stream = struct.pack(">i", len(frame)) + frame
     frames = Frames()
     assert frames.feed(stream[: data.draw(st.integers(1, len(stream) - 1))]) == []
@@ -34,12 +32,12 @@ def test_half_a_frame_is_under_way(frame: bytes, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("length", [0, -1, MAX_FRAME_BYTES - 3, int.from_bytes(b"GET ", "big")])
-def test_a_length_that_no_frame_has_is_refused_at_once(length: int) -> None:
+def test_impossible_length_is_refused_at_once(length: int) -> None:
     with pytest.raises(BadFrame, match="another protocol"):
         Frames().feed(struct.pack(">i", length))
 
 
-def test_the_largest_frame_is_taken() -> None:
+def test_largest_frame_is_accepted() -> None:
     frames = Frames()
     assert frames.feed(struct.pack(">i", MAX_FRAME_BYTES - 4)) == []
     (frame,) = frames.feed(bytes(MAX_FRAME_BYTES - 4))

@@ -35,14 +35,14 @@ LONGS = st.integers(-(1 << 63), (1 << 63) - 1)
 MADE = [line for line in FRAMES if line["code"] in OF_CODE and line["fields"]]
 
 
-def test_the_codes_are_rocketmqs() -> None:
+def test_codes_equal_rocketmqs() -> None:
     assert {code.name: code.value for code in RequestCode}.items() <= CODES["requests"].items()
     assert {code.name: code.value for code in ResponseCode}.items() <= CODES["responses"].items()
     assert {code.name: code.value for code in Language} == CODES["languages"]
 
 
 @pytest.mark.parametrize("line", MADE, ids=lambda line: f"{line['serialization']}-{line['code']}")
-def test_headers_that_rocketmq_wrote(line: dict[str, Any]) -> None:
+def test_headers_of_rocketmq_are_read(line: dict[str, Any]) -> None:
     header = OF_CODE[line["code"]].of(line["fields"])
     assert line["fields"].items() <= header.texts().items()
     further = header.texts().keys() - line["fields"].keys()  # these have a default
@@ -53,7 +53,7 @@ def test_every_code_with_a_header_is_compared() -> None:
     assert {line["code"] for line in MADE} == set(OF_CODE)
 
 
-def test_one_letter_names_mean_the_same() -> None:
+def test_one_letter_names_have_the_same_meaning() -> None:
     long, short = (next(line["fields"] for line in MADE if line["code"] == code) for code in (10, 310))
     one, other = SendMessage.of(long), SendMessageV2.of(short)
     assert {name: value for name, value in asdict(other).items() if name != "broker_name"} == asdict(one)
@@ -79,14 +79,14 @@ def test_one_letter_names_mean_the_same() -> None:
         ({"consumerGroup": "g", "topic": "t", "queueId": "\u0661", "commitOffset": "1"}, "queueId"),
     ],
 )
-def test_what_is_missing_or_no_number_is_named(fields: dict[str, str], why: str) -> None:
+def test_missing_or_wrong_field_is_named(fields: dict[str, str], why: str) -> None:
     with pytest.raises(RequestRefused, match=why) as refused:
         CommitOffset.of(fields)
     assert refused.value.code == ResponseCode.SYSTEM_ERROR
 
 
 @given(st.data())
-def test_a_header_comes_back(data: st.DataObject) -> None:
+def test_header_survives_encoding(data: st.DataObject) -> None:
     kinds = [kind for kind in vars(headers).values() if isinstance(kind, type) and issubclass(kind, Header)]
     kind = data.draw(st.sampled_from([kind for kind in kinds if kind is not Header]))
     numbers = {name: LONGS for name, hint in get_type_hints(kind).items() if "int" in str(hint)}

@@ -1,5 +1,3 @@
-"""Group membership by heartbeats, and notifications about its changes."""
-
 from __future__ import annotations
 
 import json
@@ -50,7 +48,7 @@ def members(broker: Broker) -> list[str]:
     return json.loads(bytes(answer.body))["consumerIdList"] if answer.code == ResponseCode.SUCCESS else []
 
 
-def test_what_rocketmq_made() -> None:
+def test_heartbeat_of_rocketmq_is_read() -> None:
     beat = Heartbeat.of(MADE)
     assert beat.producers is not None
     assert beat.consumers is not None
@@ -79,14 +77,14 @@ def test_what_rocketmq_made() -> None:
         b" " * (MAX_BEAT_BYTES + 1),
     ],
 )
-def test_what_is_no_heart_beat(broker: Broker, body: bytes) -> None:
+def test_wrong_heartbeats_are_refused(broker: Broker, body: bytes) -> None:
     with pytest.raises(BadFrame):
         Heartbeat.of(body)
     assert broker.ask(RequestCode.HEART_BEAT, body=body).code == ResponseCode.SYSTEM_ERROR
     assert members(broker) == []
 
 
-def test_members_come_and_go(broker: Broker) -> None:
+def test_members_join_and_leave(broker: Broker) -> None:
     for name in ("b", "a", "a"):
         assert broker.ask(RequestCode.HEART_BEAT, body=heartbeat(name)).code == ResponseCode.SUCCESS
     assert members(broker) == ["a", "b"]
@@ -123,26 +121,26 @@ def beat(*groups: str, model: str = "CLUSTERING") -> Command:
     return Command(RequestCode.HEART_BEAT, body=json.dumps({"clientID": "a", "consumerDataSet": consumers}).encode())
 
 
-def test_a_group_that_cannot_be_is_none_of_the_others_business(broker: Broker, store: MessageStore) -> None:
+def test_wrong_group_does_not_affect_others_of_a_heartbeat(broker: Broker, store: MessageStore) -> None:
     said = beat("before", "a/b", "behind")
     assert broker.ask(RequestCode.HEART_BEAT, body=bytes(said.body)).code == ResponseCode.INVALID_PARAMETER
     assert all(is_served(store.path, group) for group in ("before", "behind"))
 
 
 def test_lost_connection_leaves_no_group_locked(beats: HeartBeats, store: MessageStore) -> None:
-    """It unlocks even if another group of the same heartbeat is refused."""
+    """Even if another group of the same heartbeat is refused."""
     with pytest.raises(InvalidGroup):
         beats.handlers()[RequestCode.HEART_BEAT](Request(beat("group", "a/b"), lost_connection(beats)))
     assert not is_served(store.path, "group")
 
 
-def test_who_begins_to_share_queues_is_told_of(broker: Broker, store: MessageStore) -> None:
+def test_clustering_client_locks_its_group(broker: Broker, store: MessageStore) -> None:
     for model in ("BROADCASTING", "CLUSTERING", "CLUSTERING", "BROADCASTING"):
         broker.ask(RequestCode.HEART_BEAT, body=bytes(beat("group", model=model).body))
         assert is_served(store.path, "group") == (model == "CLUSTERING")
 
 
-def test_what_one_connection_says_of_its_clients_is_bounded(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_for_clients_of_a_connection_is_limited(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under any client names. Repeating a heartbeat uses no more memory, and leaving clients free theirs."""
     monkeypatch.setattr("store.remoting.clients.MAX_CONNECTION_BYTES", 160_000)
 
@@ -163,7 +161,7 @@ def test_what_one_connection_says_of_its_clients_is_bounded(broker: Broker, monk
     with Client() as client:
         other = Broker(broker.serving, client)
         assert fits(other, "a", 6000)
-        assert fits(broker, "e")  # a moved to another connection
+        assert fits(broker, "e")  # client a moved to another connection
         assert not fits(other, "c", 6000)
     until(lambda: members(broker) == ["c", "d", "e"])
     for id in "cde":
@@ -171,11 +169,11 @@ def test_what_one_connection_says_of_its_clients_is_bounded(broker: Broker, monk
     assert fits(broker, "f", 8000)
 
 
-def test_members_are_told_of_each_other(broker: Broker) -> None:
+def test_members_are_notified_of_each_other(broker: Broker) -> None:
     host, _, port = broker.address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=60) as member:
         member.sendall(encode(Command(RequestCode.HEART_BEAT, body=heartbeat("told"))))
-        first = [read(member), read(member)]  # it is told of itself, too, as by RocketMQ's broker
+        first = [read(member), read(member)]  # it is notified of itself, too, as by RocketMQ's broker
         assert {command.is_response for command in first} == {True, False}
         broker.ask(RequestCode.HEART_BEAT, body=heartbeat("other"))
         told = read(member)
@@ -183,8 +181,8 @@ def test_members_are_told_of_each_other(broker: Broker) -> None:
     assert ConsumerGroup.of(told.fields) == ConsumerGroup("group")
 
 
-def test_a_connection_is_told_once_however_many_clients_it_has(broker: Broker) -> None:
-    """With 3,000 clients on one connection, a notification for each pair blocked other clients for minutes."""
+def test_connection_is_notified_once_for_all_its_clients(broker: Broker) -> None:
+    """One notification for each pair of 3,000 clients would block other clients for minutes."""
     host, _, port = broker.address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=60) as many:
         for name in ("a", "b", "c"):
@@ -205,7 +203,7 @@ def read(connection: socket.socket) -> Command:
     return decode(exactly(*struct.unpack(">i", exactly(4))))
 
 
-def test_a_pull_reads_what_its_group_subscribes_to(broker: Broker, store: MessageStore) -> None:
+def test_pull_uses_the_subscription_of_its_group(broker: Broker, store: MessageStore) -> None:
     store.put_many([Message("orders", tag.encode(), tags=tag, queue_id=0) for tag in ("paid", "open")])
 
     def pull(version: int) -> Command:
@@ -220,7 +218,7 @@ def test_a_pull_reads_what_its_group_subscribes_to(broker: Broker, store: Messag
     assert (b"open" in bytes(answer.body), b"paid" in bytes(answer.body)) == (True, False)
 
 
-def test_no_member_of_another_group(broker: Broker) -> None:
+def test_unknown_group_has_no_members(broker: Broker) -> None:
     answer: Any = broker.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroup("nobody"))
     assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "no consumer for this group, nobody")
 
@@ -228,7 +226,7 @@ def test_no_member_of_another_group(broker: Broker) -> None:
 ALL = {"orders": Subscription()}
 
 
-def test_nobody_joins_a_group_that_is_served(store: MessageStore, broker: Broker) -> None:
+def test_member_cannot_join_a_served_group(store: MessageStore, broker: Broker) -> None:
     group = DirectoryGroup(store.path, "group")
     broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a"))
     broker.ask(RequestCode.HEART_BEAT, body=heartbeat("b"))
@@ -241,8 +239,9 @@ def test_nobody_joins_a_group_that_is_served(store: MessageStore, broker: Broker
     group.join(ALL).leave()
 
 
-def test_no_client_is_taken_into_a_group_of_others(store: MessageStore, broker: Broker) -> None:
-    """Each heartbeat is refused with a reason. The client's other groups still work; it can join once they left."""
+def test_client_cannot_join_a_group_with_members(store: MessageStore, broker: Broker) -> None:
+    """Each heartbeat is refused with a reason. The client's other groups still work; it can join once the members
+    left."""
     beat = json.loads(heartbeat("a"))
     beat["consumerDataSet"].append({**beat["consumerDataSet"][0], "groupName": "own"})
     beats = json.dumps(beat).encode()
@@ -261,7 +260,7 @@ def test_no_client_is_taken_into_a_group_of_others(store: MessageStore, broker: 
         DirectoryGroup(store.path, "group").join(ALL)
 
 
-def test_who_come_at_the_same_moment_are_never_both_in(store: MessageStore, broker: Broker) -> None:
+def test_client_and_member_never_join_concurrently(store: MessageStore, broker: Broker) -> None:
     group, both = DirectoryGroup(store.path, "group"), 0
     for _ in range(30):
         begun = broker.begin(RequestCode.HEART_BEAT, body=heartbeat("a"))
@@ -290,8 +289,8 @@ def test_clients_of_two_servers_do_not_share_a_group(store: MessageStore, broker
         assert broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a")).code == ResponseCode.ILLEGAL_OPERATION
 
 
-def test_a_group_that_is_served_is_reset_by_its_server_alone(store: MessageStore, broker: Broker) -> None:
-    """Its clients would not learn of any other reset, and would soon commit their old offsets again."""
+def test_only_the_server_resets_its_group(store: MessageStore, broker: Broker) -> None:
+    """The clients would not learn of any other reset, and would soon commit their old offsets again."""
     group, there = DirectoryGroup(store.path, "group"), {Queue("orders", 0): 0, Queue("orders", 1): 0}
     broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a"))
     with pytest.raises(GroupConflict, match=r"clients consume in it through a server .*mqadmin resetOffsetByTime"):
@@ -304,7 +303,7 @@ def test_a_group_that_is_served_is_reset_by_its_server_alone(store: MessageStore
     group.reset(there)
 
 
-def test_client_is_ended_by_its_own_connection_only(broker: Broker) -> None:
+def test_client_is_unregistered_by_its_own_connection_only(broker: Broker) -> None:
     broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a"))
     leaving = UnregisterClient("a", "producers", "group")
     with Client() as client:
@@ -317,7 +316,7 @@ def test_client_is_ended_by_its_own_connection_only(broker: Broker) -> None:
     assert broker.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroup("group")).code != ResponseCode.SUCCESS
 
 
-def test_a_server_does_not_reset_a_group_of_another_one(store: MessageStore, broker: Broker) -> None:
+def test_server_does_not_reset_a_group_of_another_server(store: MessageStore, broker: Broker) -> None:
     """That server's clients would not learn of it."""
     store.put_many([Message("orders", b"x", queue_id=0)] * 7)
     group, queue = DirectoryGroup(store.path, "group"), Queue("orders", 0)
@@ -337,13 +336,8 @@ def test_a_server_does_not_reset_a_group_of_another_one(store: MessageStore, bro
 
 
 @pytest.mark.parametrize("how", ["unregister", "lost", "never there"])
-def test_who_joins_beside_the_server_goes_on_where_its_clients_were(
-    store: MessageStore, broker: Broker, how: str
-) -> None:
-    """Members read offsets from files, which a server updates every 5 s.
-
-    Without an update at once, the member started behind the messages that clients had read.
-    """
+def test_member_continues_at_the_offsets_of_former_clients(store: MessageStore, broker: Broker, how: str) -> None:
+    """Members read offsets from files, which a server normally updates only every 5 s."""
     store.put_many([Message("orders", b"x", queue_id=0)] * 7)
     queue = Queue("orders", 0)
     with Client() as client:
@@ -358,10 +352,10 @@ def test_who_joins_beside_the_server_goes_on_where_its_clients_were(
         assert member.committed([queue]) == {queue: 7}
 
 
-def test_what_a_client_says_as_it_leaves_comes_before_that(
+def test_last_commit_of_a_leaving_client_counts_first(
     store: MessageStore, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise its last commit would override a later reset of the group."""
+    """Otherwise it would override a later reset of the group."""
     store.put_many([Message("orders", b"x", queue_id=0)] * 7)
     queue, left, commit = Queue("orders", 0), threading.Event(), ServedOffsets.commit
 
@@ -380,7 +374,7 @@ def test_what_a_client_says_as_it_leaves_comes_before_that(
     assert group.committed([queue]) == {queue: 0}
 
 
-def test_a_client_goes_on_where_a_member_was_that_died(store: MessageStore, broker: Broker) -> None:
+def test_client_continues_at_the_offsets_of_a_dead_member(store: MessageStore, broker: Broker) -> None:
     """The member had not persisted yet, and the group had clients here before."""
     queue = Queue("orders", 0)
     broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a"))
@@ -394,7 +388,7 @@ def test_a_client_goes_on_where_a_member_was_that_died(store: MessageStore, brok
     assert asked.fields["offset"] == "7"
 
 
-def test_no_client_takes_back_what_members_beside_the_server_have_read(store: MessageStore, broker: Broker) -> None:
+def test_refused_client_cannot_lower_offsets_of_members(store: MessageStore, broker: Broker) -> None:
     """As with a client whose server restarted: it commits its old offset but is no longer in the group."""
     store.put_many([Message("orders", b"x", queue_id=0)] * 7)
     queue = Queue("orders", 0)
@@ -410,7 +404,7 @@ def test_no_client_takes_back_what_members_beside_the_server_have_read(store: Me
     assert group.committed([queue]) == {queue: 3}
 
 
-def test_who_comes_while_the_last_one_leaves_is_told_of(
+def test_client_that_joins_while_the_last_one_leaves_counts(
     store: MessageStore, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when a client restarts: persisting the old client's offsets takes a while."""
@@ -428,7 +422,7 @@ def test_who_comes_while_the_last_one_leaves_is_told_of(
     assert (members(broker), is_served(store.path, "group")) == (["new"], True)
 
 
-def test_broadcasting_clients_do_not_mind(store: MessageStore, broker: Broker) -> None:
+def test_broadcasting_clients_may_join_beside_members(store: MessageStore, broker: Broker) -> None:
     beat = json.loads(heartbeat("a"))
     beat["consumerDataSet"][0]["messageModel"] = "BROADCASTING"
     broker.ask(RequestCode.HEART_BEAT, body=json.dumps(beat).encode())
@@ -436,7 +430,7 @@ def test_broadcasting_clients_do_not_mind(store: MessageStore, broker: Broker) -
     DirectoryGroup(store.path, "group").join(ALL).leave()
 
 
-def test_a_server_that_is_killed_releases_its_groups(store: MessageStore) -> None:
+def test_killed_server_releases_its_groups(store: MessageStore) -> None:
     code = (
         "import sys, time; from pathlib import Path; from store.broker.members import ServerGroups; "
         "groups = ServerGroups(Path(sys.argv[1])); print(groups.enter('group'), flush=True); time.sleep(600)"
@@ -451,7 +445,7 @@ def test_a_server_that_is_killed_releases_its_groups(store: MessageStore) -> Non
     DirectoryGroup(store.path, "group").join(ALL).leave()
 
 
-def test_a_closed_server_has_no_groups(store: MessageStore, broker: Broker) -> None:
+def test_closed_server_releases_its_groups(store: MessageStore, broker: Broker) -> None:
     broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a"))
     broker.serving.close()
     DirectoryGroup(store.path, "group").join(ALL).leave()

@@ -115,7 +115,9 @@ def frames(number: int, chance: random.Random) -> Iterator[bytes]:
     return (changed(chance.choice(real), chance) for _ in range(number))
 
 
-def test_frames_that_were_changed(store: MessageStore, client: Client, caplog: pytest.LogCaptureFixture) -> None:
+def test_changed_frames_leak_no_resources(
+    store: MessageStore, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
     chance, process = random.Random(SEED), psutil.Process()
     caplog.set_level(logging.ERROR, "store.remoting")  # records of each connection would use memory
     store.create_topic("other", 2)

@@ -42,7 +42,7 @@ def test_unfinished_frames_of_all_share_one_budget(store: MessageStore, client: 
         assert broker.send(bytes(MIB)).code == ResponseCode.SUCCESS
 
 
-def test_held_pulls_leave_the_room_for_requests(store: MessageStore, client: Client) -> None:
+def test_held_pulls_leave_memory_for_requests(store: MessageStore, client: Client) -> None:
     """However long their filters are."""
     with serve(store, "127.0.0.1:0", limits=ServerLimits(memory_bytes=MIB)) as serving:
         broker = Broker(serving, client)
@@ -55,7 +55,7 @@ def test_held_pulls_leave_the_room_for_requests(store: MessageStore, client: Cli
         assert {each.result().code for each in held} == {ResponseCode.SUCCESS}
 
 
-def test_requests_of_all_wait_for_room(store: MessageStore) -> None:
+def test_requests_wait_for_memory(store: MessageStore) -> None:
     with serve(store, "127.0.0.1:0", limits=ServerLimits(memory_bytes=8 * MIB)) as serving, ExitStack() as stack:
         brokers = [Broker(serving, stack.enter_context(Client(timeout=60))) for _ in range(10)]
         sent = [broker.begin(RequestCode.SEND_MESSAGE_V2, send(), bytes(200_000)) for broker in brokers * 5]
@@ -63,7 +63,7 @@ def test_requests_of_all_wait_for_room(store: MessageStore) -> None:
         assert serving._server._intake._queued == 0
 
 
-def test_address_with_most_connections_gives_way(store: MessageStore, client: Client) -> None:
+def test_address_with_most_connections_loses_one(store: MessageStore, client: Client) -> None:
     with serve(store, "127.0.0.1:0", limits=ServerLimits(connections=3)) as serving, ExitStack() as stack:
         host, _, port = serving.address.rpartition(":")
         hog = []
@@ -81,8 +81,8 @@ def test_address_with_most_connections_gives_way(store: MessageStore, client: Cl
         assert is_well(broker)
 
 
-def test_large_frames_need_a_proof(store: MessageStore, tmp_path: Path) -> None:
-    """With accounts, until the connection has sent a signed request."""
+def test_large_frames_need_a_signed_request_first(store: MessageStore, tmp_path: Path) -> None:
+    """Only with accounts."""
     path = tmp_path / "plain_acl.yml"
     path.write_text(ACCOUNTS)
     large = struct.pack(">i", 6 * MIB)

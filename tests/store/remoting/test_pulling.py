@@ -1,5 +1,3 @@
-"""Pulls: the log's records, RocketMQ's codes and offsets; and held pulls."""
-
 from __future__ import annotations
 
 import time
@@ -43,7 +41,9 @@ def bodies(data: bytes) -> list[bytes]:
         (0, 2, ResponseCode.INVALID_PARAMETER, 0),
     ],
 )
-def test_at_once(broker: Broker, store: MessageStore, offset: int, queue_id: int, code: int, next_begin: int) -> None:
+def test_pull_is_answered_at_once(
+    broker: Broker, store: MessageStore, offset: int, queue_id: int, code: int, next_begin: int
+) -> None:
     put(store, 40)
     answer = broker.pull(offset, queue_id=queue_id).result()
     pulled = Pulled.of(answer.fields)
@@ -53,7 +53,7 @@ def test_at_once(broker: Broker, store: MessageStore, offset: int, queue_id: int
         assert (pulled.min_offset, pulled.max_offset) == (0, 40)
 
 
-def test_a_condition_that_takes_long_keeps_nobody_waiting(broker: Broker, store: MessageStore) -> None:
+def test_slow_condition_does_not_block_others(broker: Broker, store: MessageStore) -> None:
     """However much is requested at once: the next pull continues with the rest."""
     for _ in range(4):
         store.put_many([Message("orders", b"", queue_id=0, properties={"a": "1"})] * 1000)
@@ -66,7 +66,7 @@ def test_a_condition_that_takes_long_keeps_nobody_waiting(broker: Broker, store:
     assert broker.ask(RequestCode.PULL_MESSAGE, long).code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
 
 
-def test_held_until_a_message_comes(broker: Broker, store: MessageStore) -> None:
+def test_pull_is_held_until_a_message_arrives(broker: Broker, store: MessageStore) -> None:
     held = broker.pull(0, seconds=60)
     other = broker.pull(0, queue_id=1, seconds=60)
     until(lambda: broker.serving.held == 2)
@@ -76,7 +76,7 @@ def test_held_until_a_message_comes(broker: Broker, store: MessageStore) -> None
     assert not other.done()
 
 
-def test_how_many_are_held_is_told(broker: Broker, store: MessageStore) -> None:
+def test_held_pulls_are_counted(broker: Broker, store: MessageStore) -> None:
     def held() -> list[tuple[str, str, int]]:
         return [(each.topic, each.group, each.counts[0]) for _, each in figures_in(store.path) if each.name == HELD]
 
@@ -92,7 +92,7 @@ def test_how_many_are_held_is_told(broker: Broker, store: MessageStore) -> None:
     until(lambda: held() == [])
 
 
-def test_what_is_told_of_groups_that_hold_no_more_is_forgotten(broker: Broker, store: MessageStore) -> None:
+def test_counts_of_groups_without_held_pulls_are_dropped(broker: Broker, store: MessageStore) -> None:
     for number in range(5):
         header = PullMessage(f"group-{number}", "orders", 0, 0, 32, SUBSCRIPTION | SUSPEND, 0, 60_000, 0, "*")
         with Client() as other:
@@ -101,13 +101,13 @@ def test_what_is_told_of_groups_that_hold_no_more_is_forgotten(broker: Broker, s
         until(lambda: header.consumer_group not in {group for *_, group in store.figures._figures})  # noqa: B023
 
 
-def test_held_until_its_time_is_over(broker: Broker) -> None:
+def test_pull_is_held_until_its_timeout(broker: Broker) -> None:
     began = time.monotonic()
     assert broker.pull(0, seconds=0.3).result().code == ResponseCode.PULL_NOT_FOUND
     assert time.monotonic() - began >= 0.3
 
 
-def test_another_tag_wakes_nobody(broker: Broker, store: MessageStore) -> None:
+def test_other_tag_wakes_no_pull(broker: Broker, store: MessageStore) -> None:
     held = broker.pull(0, seconds=60, tags="paid || shipped")
     until(lambda: broker.serving.held == 1)
     put(store, 3, "open")
@@ -117,7 +117,7 @@ def test_another_tag_wakes_nobody(broker: Broker, store: MessageStore) -> None:
     assert Pulled.of(answer.fields).next_begin_offset == 4
 
 
-def test_who_leaves_holds_nothing(broker: Broker, store: MessageStore) -> None:
+def test_disconnected_client_holds_nothing(broker: Broker, store: MessageStore) -> None:
     with Client() as other:
         asked = Broker(broker.serving, other).pull(0, seconds=60)
         until(lambda: broker.serving.held == 1)
@@ -126,7 +126,7 @@ def test_who_leaves_holds_nothing(broker: Broker, store: MessageStore) -> None:
 
 
 @pytest.mark.parametrize("is_held", [True, False])
-def test_recreated_topic_goes_on_behind_the_old_end(broker: Broker, store: MessageStore, is_held: bool) -> None:
+def test_recreated_topic_continues_after_the_old_end(broker: Broker, store: MessageStore, is_held: bool) -> None:
     put(store, 3)
     asked = broker.pull(3, seconds=60)
     until(lambda: broker.serving.held == 1)
@@ -139,7 +139,7 @@ def test_recreated_topic_goes_on_behind_the_old_end(broker: Broker, store: Messa
     assert (stale.code, Pulled.of(stale.fields).next_begin_offset) == (ResponseCode.PULL_OFFSET_MOVED, 3)
 
 
-def test_closing_answers_what_is_held(broker: Broker) -> None:
+def test_closing_answers_held_pulls(broker: Broker) -> None:
     held = [broker.pull(0, queue_id=n % 2, seconds=60) for n in range(20)]
     until(lambda: broker.serving.held == 20)
     broker.serving.close()
@@ -156,7 +156,9 @@ def test_closing_answers_what_is_held(broker: Broker) -> None:
         ({"max_msg_nums": 0}, ResponseCode.SUCCESS),
     ],
 )
-def test_other_answers(broker: Broker, store: MessageStore, fields: dict[str, object], code: ResponseCode) -> None:
+def test_wrong_pulls_are_refused(
+    broker: Broker, store: MessageStore, fields: dict[str, object], code: ResponseCode
+) -> None:
     put(store, 3, "paid")
     usual: dict[str, object] = {
         "consumer_group": "group",
@@ -176,7 +178,7 @@ def test_other_answers(broker: Broker, store: MessageStore, fields: dict[str, ob
 
 @pytest.mark.parametrize("flags", [SUBSCRIPTION, SUBSCRIPTION | SUSPEND])
 @pytest.mark.parametrize("group", ["g" * 900_000, "", "a b"], ids=["long", "none", "words"])
-def test_a_name_that_no_group_has(broker: Broker, store: MessageStore, group: str, flags: int) -> None:
+def test_pull_of_a_wrong_group_is_refused(broker: Broker, store: MessageStore, group: str, flags: int) -> None:
     """State kept for such a name would stay as long as the server runs."""
     header = PullMessage(group, "orders", 0, 0, 32, flags, 0, 50, 0, "*")
     answer = broker.ask(RequestCode.PULL_MESSAGE, header)

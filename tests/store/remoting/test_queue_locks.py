@@ -1,5 +1,3 @@
-"""Queue locks of clients: one client at a time, until it unlocks or disconnects."""
-
 from __future__ import annotations
 
 import json
@@ -38,7 +36,7 @@ def ask(broker: Broker, code: int, client_id: str, *ids: int, group: str = "g") 
     return [each["queueId"] for each in locked]
 
 
-def test_what_rocketmq_made() -> None:
+def test_request_of_rocketmq_is_read() -> None:
     asked = LockRequest.of(MADE)
     assert (asked.group, asked.client_id, list(asked.queues)) == ("group", "127.0.0.1@1", [Queue("orders", 3)])
 
@@ -48,7 +46,7 @@ def four_queues(store: MessageStore) -> None:
     store.create_topic("orders", TOPICS["orders"])
 
 
-def test_one_client_at_a_time(broker: Broker) -> None:
+def test_one_client_owns_a_queue(broker: Broker) -> None:
     assert ask(broker, RequestCode.LOCK_BATCH_MQ, "a", 0, 1) == [0, 1]
     assert ask(broker, RequestCode.LOCK_BATCH_MQ, "b", 0, 1, 2) == [2]
     assert ask(broker, RequestCode.LOCK_BATCH_MQ, "b", 0, group="other") == [0]
@@ -59,7 +57,7 @@ def test_one_client_at_a_time(broker: Broker) -> None:
     assert ask(broker, RequestCode.LOCK_BATCH_MQ, "b", 0, 1) == [0]
 
 
-def test_who_is_cut_off_keeps_what_it_has(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disconnected_client_keeps_its_locks(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be alive, with messages of the queue in hand."""
     with Client() as before:
         assert ask(Broker(broker.serving, before), RequestCode.LOCK_BATCH_MQ, "a", 0, 1) == [0, 1]
@@ -71,7 +69,7 @@ def test_who_is_cut_off_keeps_what_it_has(broker: Broker, monkeypatch: pytest.Mo
     assert ask(broker, RequestCode.LOCK_BATCH_MQ, "c", 0, 1) == [0, 1]
 
 
-def test_who_is_gone_is_forgotten_when_it_has_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disconnected_client_without_locks_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that stayed connected learns that another may have owned its queue in between."""
     locks = Locks(lambda: TOPICS)
     gone, here = (Connection(lambda connection, command: None, lambda connection, error: None) for _ in range(2))
@@ -92,7 +90,7 @@ def test_who_is_gone_is_forgotten_when_it_has_nothing(monkeypatch: pytest.Monkey
     assert not claim(here)
 
 
-def test_who_is_gone_before_it_was_heard_has_nothing() -> None:
+def test_client_disconnected_before_its_request_gets_no_lock() -> None:
     locks = Locks(lambda: TOPICS)
     connection = Connection(lambda connection, command: None, lambda connection, error: None)
     connection.connection_lost(None)
@@ -112,7 +110,7 @@ def lock(locks: Locks, on: Connection, client_id: str, *ids: int, group: str = "
     return [each["queueId"] for each in json.loads(bytes(answer))["lockOKMQSet"]]
 
 
-def test_only_queues_that_are_there_can_be_locked() -> None:
+def test_only_existing_queues_can_be_locked() -> None:
     """No state is kept for a client without a lock."""
     locks, on = Locks(lambda: TOPICS), connection()
     assert lock(locks, on, "a", -1, 0, 3, 4, 1 << 30) == [0, 3]
@@ -127,7 +125,7 @@ def test_only_queues_that_are_there_can_be_locked() -> None:
     }
 
 
-def test_so_many_clients_lock_on_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_clients_with_locks_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("store.remoting.queue_locks._MAX_CLIENTS", 3)
     locks, on, other = Locks(lambda: TOPICS), connection(), connection()
     for number in range(3):
@@ -156,7 +154,7 @@ def test_so_many_clients_lock_on_one_connection(monkeypatch: pytest.MonkeyPatch)
         b'{"clientId":"%s","consumerGroup":"g"}' % (b"a" * 1025),
     ],
 )
-def test_what_is_no_request(broker: Broker, body: bytes) -> None:
+def test_wrong_requests_are_refused(broker: Broker, body: bytes) -> None:
     with pytest.raises(BadFrame):
         LockRequest.of(body)
     assert broker.ask(RequestCode.LOCK_BATCH_MQ, body=body).code == ResponseCode.SYSTEM_ERROR

@@ -1,5 +1,3 @@
-"""Requests that wait for an archive, and their timeouts."""
-
 from __future__ import annotations
 
 import threading
@@ -38,7 +36,7 @@ class Archive:
         return name
 
 
-def test_who_waits_too_long_is_told_to_ask_again(reads: ArchiveReads) -> None:
+def test_slow_read_is_refused_with_busy(reads: ArchiveReads) -> None:
     archive, it = Archive(), connection()
     asked = [reads.begin(it, lambda: archive.work("")) for _ in range(20)]
 
@@ -53,7 +51,7 @@ def test_who_waits_too_long_is_told_to_ask_again(reads: ArchiveReads) -> None:
     assert reads.begin(it, lambda: 5).result() == 5
 
 
-def test_who_is_gone_and_who_leaves(reads: ArchiveReads) -> None:
+def test_reads_of_disconnected_clients_are_dropped(reads: ArchiveReads) -> None:
     archive, gone, there = Archive(), connection(), connection()
     for _ in range(8):
         reads.begin(connection(), lambda: archive.work("there"))
@@ -69,7 +67,7 @@ def test_who_is_gone_and_who_leaves(reads: ArchiveReads) -> None:
 
 
 @pytest.mark.parametrize("error", [ObjectsUnavailable("away"), KeyError("a mistake")])
-def test_what_fails_is_told(reads: ArchiveReads, error: Exception) -> None:
+def test_error_of_a_read_is_raised(reads: ArchiveReads, error: Exception) -> None:
     def fail() -> None:
         raise error
 

@@ -1,5 +1,3 @@
-"""Sent messages are stored as their producer sent them, and answered as RocketMQ does."""
-
 from __future__ import annotations
 
 import json
@@ -40,7 +38,7 @@ def lock(broker: Broker, queue: Queue, group: str) -> None:
 
 
 @pytest.mark.parametrize(("code", "kind"), [(RequestCode.SEND_MESSAGE, SendMessage), (310, SendMessageV2)])
-def test_a_message(broker: Broker, store: MessageStore, code: int, kind: type[SendMessage]) -> None:
+def test_message_is_stored_as_sent(broker: Broker, store: MessageStore, code: int, kind: type[SendMessage]) -> None:
     properties = {"TAGS": "paid", "KEYS": "a b", "UNIQ_KEY": "ID", "own": "café"}
     header = send(kind, queue_id=1, flag=-7, reconsume_times=3, properties=encode_properties(properties).decode())
     answer = broker.ask(code, header, b"body")
@@ -55,7 +53,7 @@ def test_a_message(broker: Broker, store: MessageStore, code: int, kind: type[Se
     assert store.query("orders", "ID") == store.query("orders", "b") == [message]
 
 
-def test_a_body_that_its_producer_compressed(broker: Broker, store: MessageStore) -> None:
+def test_compressed_body_is_stored(broker: Broker, store: MessageStore) -> None:
     broker.send(zlib.compress(b"body" * 100), sys_flag=SYS_COMPRESSED)
     assert only(store).body == b"body" * 100
 
@@ -73,7 +71,7 @@ def test_body_that_does_not_decompress_is_refused(broker: Broker, store: Message
     assert store.max_offset("orders", 0) == 0
 
 
-def test_a_batch_stays_together_and_is_seen_at_once(broker: Broker, store: MessageStore) -> None:
+def test_batch_becomes_visible_at_once(broker: Broker, store: MessageStore) -> None:
     batch = [Batched(n, b"%d" % n, encode_properties({"KEYS": f"k{n}"})) for n in range(5)]
     header = send(batch=True, properties="WAIT\1true\2")
     answer = broker.ask(RequestCode.SEND_BATCH_MESSAGE, header, encode_batch(batch))
@@ -86,7 +84,7 @@ def test_a_batch_stays_together_and_is_seen_at_once(broker: Broker, store: Messa
 
 @pytest.mark.parametrize("orderly", [False, True])
 @pytest.mark.parametrize(("times", "most", "is_dead"), [(3, 3, False), (4, 3, True), (16, None, False), (17, None, 1)])
-def test_a_message_that_failed_for_the_last_time_is_dead(
+def test_message_that_failed_too_often_is_a_dead_letter(
     broker: Broker,
     store: MessageStore,
     caplog: pytest.LogCaptureFixture,
@@ -113,13 +111,13 @@ def test_a_message_that_failed_for_the_last_time_is_dead(
         assert message.properties == {"RETRY_TOPIC": "orders", "UNIQ_KEY": "ID"}
 
 
-def test_any_queue(broker: Broker, store: MessageStore) -> None:
+def test_queue_minus_one_means_any_queue(broker: Broker, store: MessageStore) -> None:
     queues = [SendAnswer.of(broker.send(b"", queue_id=-1).fields).queue_id for _ in range(4)]
     assert sorted(queues) == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize("count", [1, 50])
-def test_producers_may_have_any_clock(broker: Broker, store: MessageStore, count: int) -> None:
+def test_producers_may_have_wrong_clocks(broker: Broker, store: MessageStore, count: int) -> None:
     """As with RocketMQ: readers get the sent time, or null if it fits no timestamp."""
     body = encode_batch([Batched(0, b"each", b"")] * count)
     assert broker.send(body, born_timestamp=-1 << 63, batch=True).code == ResponseCode.SUCCESS
@@ -128,7 +126,7 @@ def test_producers_may_have_any_clock(broker: Broker, store: MessageStore, count
     assert read["bornTimestamp"].null_count == count
 
 
-def test_a_topic_is_made_by_its_first_message(broker: Broker, store: MessageStore) -> None:
+def test_first_message_creates_its_topic(broker: Broker, store: MessageStore) -> None:
     assert broker.send(b"", topic="new", default_topic_queue_nums=3).code == ResponseCode.SUCCESS
     assert broker.send(b"", topic="many", default_topic_queue_nums=3000).code == ResponseCode.SUCCESS
     assert (store.topics()["new"], store.topics()["many"]) == (3, 8)
@@ -148,7 +146,7 @@ def test_a_topic_is_made_by_its_first_message(broker: Broker, store: MessageStor
         ({"born_timestamp": 1 << 62, "flag": 1 << 40}, ResponseCode.MESSAGE_ILLEGAL, "32-bit"),
     ],
 )
-def test_a_message_that_is_refused_is_refused_alone(
+def test_refused_message_fails_alone(
     broker: Broker, store: MessageStore, fields: dict[str, object], code: ResponseCode, why: str
 ) -> None:
     good = [broker.begin(RequestCode.SEND_MESSAGE_V2, send(), b"good") for _ in range(5)]
@@ -159,11 +157,11 @@ def test_a_message_that_is_refused_is_refused_alone(
     assert [message.body for message in store.get_message("g", "orders", 0, 0).messages] == [b"good"] * 10
 
 
-def test_a_body_that_is_too_large(broker: Broker, store: MessageStore) -> None:
+def test_too_large_body_is_refused(broker: Broker, store: MessageStore) -> None:
     assert broker.send(bytes(store.config.maxMessageSize + 1)).code == ResponseCode.MESSAGE_ILLEGAL
 
 
-def test_a_batch_that_is_none(broker: Broker, store: MessageStore) -> None:
+def test_wrong_batch_is_refused(broker: Broker, store: MessageStore) -> None:
     answer = broker.ask(RequestCode.SEND_BATCH_MESSAGE, send(batch=True), b"no batch")
     assert (answer.code, "batch" in (answer.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
     answer = broker.ask(RequestCode.SEND_BATCH_MESSAGE, send(batch=True))
@@ -175,7 +173,7 @@ def test_a_batch_that_is_none(broker: Broker, store: MessageStore) -> None:
     [(20_000, "k\1" + "v" * 30_000), (45_000, ""), (1, "k\1" + "v" * 33_000)],
     ids=["large together", "many", "long properties"],
 )
-def test_batch_is_bounded_before_it_is_multiplied(
+def test_size_of_a_batch_is_limited_with_its_properties(
     broker: Broker, store: MessageStore, parts: int, properties: str
 ) -> None:
     """Each message repeats the request's properties and has a record header."""
@@ -195,14 +193,14 @@ def test_ids_of_a_stored_batch_fit_the_answer(broker: Broker, store: MessageStor
     assert store.max_offset("orders", 0) == len(parts)
 
 
-def test_oneway(broker: Broker, store: MessageStore) -> None:
+def test_oneway_message_is_stored(broker: Broker, store: MessageStore) -> None:
     seen = store.confirm_offset
     broker.client.tell(broker.address, RequestCode.SEND_MESSAGE_V2, send().texts(), b"body")
     assert store.wait(seen, 60) > seen
     assert only(store).body == b"body"
 
 
-def test_others_may_put_meanwhile(broker: Broker, store: MessageStore) -> None:
+def test_others_may_put_concurrently(broker: Broker, store: MessageStore) -> None:
     answers = []
     for n in range(50):
         answers.append(broker.begin(RequestCode.SEND_MESSAGE_V2, send(), b"sent %d" % n))
@@ -214,7 +212,7 @@ def test_others_may_put_meanwhile(broker: Broker, store: MessageStore) -> None:
     assert [bodies[offset] for offset in offsets] == [b"sent %d" % n for n in range(50)]
 
 
-def test_a_topic_that_is_deleted_meanwhile_is_nobody_elses_loss(broker: Broker, store: MessageStore) -> None:
+def test_deleted_topic_does_not_affect_sends_to_others(broker: Broker, store: MessageStore) -> None:
     store.create_topic("kept", 1)
     begun = []
     for _ in range(20):
@@ -227,7 +225,7 @@ def test_a_topic_that_is_deleted_meanwhile_is_nobody_elses_loss(broker: Broker, 
     assert store.max_offset("kept", 0) == 100
 
 
-def test_a_topic_that_is_deleted_and_not_made(store: MessageStore, client: Client) -> None:
+def test_message_to_a_deleted_topic_is_refused(store: MessageStore, client: Client) -> None:
     with serve(store, "127.0.0.1:0", config=BrokerConfig(autoCreateTopicEnable=False)) as serving:
         broker = Broker(serving, client)
         broker.ask(RequestCode.DELETE_TOPIC_IN_BROKER, Topic("orders"))
@@ -254,13 +252,13 @@ def test_no_topic_of_an_unknown_group_is_created(store: MessageStore, client: Cl
         assert store.topics().keys() >= {"%RETRY%group", "%DLQ%group"}
 
 
-def test_a_group_is_made_with_its_first_member(broker: Broker, store: MessageStore) -> None:
+def test_first_member_creates_its_group(broker: Broker, store: MessageStore) -> None:
     assert broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a")).code == ResponseCode.SUCCESS
     assert store.topics()["%RETRY%group"] == 1
     assert ConsumerOffsets(store.path).settings.of("group") is not None
 
 
-def test_sent_back(broker: Broker, store: MessageStore) -> None:
+def test_message_is_sent_back(broker: Broker, store: MessageStore) -> None:
     store.put(Message("orders", b"again", keys="k", queue_id=0))
     (message,) = store.get_message("g", "orders", 0, 0).messages
     back = SendBack(message.physical_offset, "group", 1, origin_topic="orders")
@@ -275,13 +273,13 @@ def test_sent_back(broker: Broker, store: MessageStore) -> None:
 
 
 @pytest.mark.parametrize("offset", [5, 1 << 40])
-def test_what_is_not_there_is_not_sent_back(broker: Broker, store: MessageStore, offset: int) -> None:
+def test_missing_message_is_not_sent_back(broker: Broker, store: MessageStore, offset: int) -> None:
     store.put(Message("orders", b"body"))
     answer = broker.ask(RequestCode.CONSUMER_SEND_MSG_BACK, SendBack(offset, "group", 1))
     assert answer.code in (ResponseCode.QUERY_NOT_FOUND, ResponseCode.SERVICE_NOT_AVAILABLE)
 
 
-def test_delivered_later(broker: Broker, store: MessageStore) -> None:
+def test_delayed_message_is_delivered_later(broker: Broker, store: MessageStore) -> None:
     began = time.time()
     answer = broker.send(b"later", properties="DELAY\x011\x02TAGS\x01paid\x02")
     assert answer.code == ResponseCode.SUCCESS, answer.remark
@@ -302,7 +300,9 @@ def test_delivered_later(broker: Broker, store: MessageStore) -> None:
         ("DELAY\x010\x02", 0),
     ],
 )
-def test_delay_level_of_a_client(broker: Broker, store: MessageStore, properties: str, level: int) -> None:
+def test_delay_level_above_the_last_one_is_accepted(
+    broker: Broker, store: MessageStore, properties: str, level: int
+) -> None:
     """As with RocketMQ's broker: a client's 16th send-back asks for level 19."""
     assert broker.send(b"later", properties=properties).code == ResponseCode.SUCCESS
     if level:
@@ -322,6 +322,6 @@ def test_batch_of_one_is_a_batch(broker: Broker, store: MessageStore) -> None:
     assert store.max_offset("orders", 0) == 1
 
 
-def test_a_delay_that_is_no_number(broker: Broker) -> None:
+def test_wrong_delay_is_refused(broker: Broker) -> None:
     answer = broker.send(b"", properties="DELAY\x01soon\x02")
     assert (answer.code, answer.remark) == (ResponseCode.MESSAGE_ILLEGAL, "property DELAY='soon' is no number")

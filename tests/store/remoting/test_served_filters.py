@@ -28,7 +28,7 @@ def test_long_filter_needs_a_worker_once() -> None:
     assert filters.quick(expression(1), "TAG") is long
 
 
-def test_unused_filters_give_way() -> None:
+def test_unused_filters_are_dropped() -> None:
     filters = ServedFilters()
     for number in range(200):
         filters.parse(expression(number), "TAG")
@@ -37,7 +37,7 @@ def test_unused_filters_give_way() -> None:
     assert filters.quick(expression(0), "TAG") is None
 
 
-def test_used_filters_leave_no_room() -> None:
+def test_used_filters_are_not_dropped() -> None:
     filters = ServedFilters()
     used = [filters.parse(expression(number), "TAG") for number in range((1 << 20) // 30_000)]
     with pytest.raises(RequestRefused, match="are held already"):

@@ -1,5 +1,3 @@
-"""Group settings and resets over the wire."""
-
 from __future__ import annotations
 
 import json
@@ -32,7 +30,7 @@ def nested(depth: int) -> list[object]:
     return found
 
 
-def test_settings_that_are_named_count(broker: Broker, store: MessageStore) -> None:
+def test_given_settings_are_changed(broker: Broker, store: MessageStore) -> None:
     for settings in ({"retryMaxTimes": 3}, {"retryQueueNums": 2}):
         assert broker.ask(CONFIGURE, None, json.dumps({"groupName": "g", **settings}).encode()).code == 0
     found = ConsumerOffsets(store.path).settings.of("g") or {}
@@ -46,24 +44,24 @@ def test_settings_that_are_named_count(broker: Broker, store: MessageStore) -> N
         ({}, "only letters"),
         ({"groupName": "g", "retryMaxTimes": "many"}, "give a whole number"),
         ({"groupName": "g", "retryQueueNums": None}, "give a whole number"),
-        # A file with such a value counted as damaged, and no message of any group was retried.
+        # In the file such a value would be damage, and no message of any group would be retried.
         ({"groupName": "g", "retryMaxTimes": 1 << 31}, "must lie between"),
         ({"groupName": "g", "retryQueueNums": 1 << 17}, "must lie between"),
-        # A reader with a deep stack could not parse the file and used its .bak.
+        # A reader with a deep stack could not parse the file.
         ({"groupName": "g", "attributes": nested(600)}, "objects and lists"),
         ({"groupName": "g", "attributes": "x" * (64 << 10)}, "65,536 bytes"),
         ({"groupName": "g", "consumeEnable": 0}, "true or false"),
         ({"groupName": "g", "consumeBroadcastEnable": "no"}, "true or false"),
     ],
 )
-def test_settings_that_cannot_be(broker: Broker, store: MessageStore, settings: dict[str, object], why: str) -> None:
+def test_wrong_settings_are_refused(broker: Broker, store: MessageStore, settings: dict[str, object], why: str) -> None:
     answer = broker.ask(CONFIGURE, None, json.dumps(settings).encode())
     assert (answer.code, why in (answer.remark or "")) == (ResponseCode.INVALID_PARAMETER, True)
     assert ConsumerOffsets(store.path).settings.all() == {}
 
 
 @pytest.mark.parametrize("with_offsets", [False, True])
-def test_a_group_that_is_deleted(broker: Broker, store: MessageStore, *, with_offsets: bool) -> None:
+def test_group_is_deleted(broker: Broker, store: MessageStore, *, with_offsets: bool) -> None:
     store.put(Message("orders", b"x", queue_id=0))
     broker.ask(CONFIGURE, None, b'{"groupName":"g"}')
     store.commit_offsets("other", "orders", {0: 1})
@@ -84,7 +82,7 @@ def reset(broker: Broker, **fields: object) -> dict[int, int]:
     return {int(piece.split('"queueId":')[1].split(",")[0]): int(piece.rpartition(":")[2]) for piece in pieces}
 
 
-def test_resets(broker: Broker, store: MessageStore) -> None:
+def test_resets_set_offsets(broker: Broker, store: MessageStore) -> None:
     for queue in (0, 1):
         store.put_many([Message("orders", b"", queue_id=queue)] * 5)
         broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("g", "orders", queue, 3))
@@ -95,7 +93,7 @@ def test_resets(broker: Broker, store: MessageStore) -> None:
     assert reset(broker) == {0: 0, 1: 0}
 
 
-def test_what_a_client_says_after_a_reset_counts(broker: Broker, store: MessageStore) -> None:
+def test_commit_after_a_reset_counts(broker: Broker, store: MessageStore) -> None:
     store.put_many([Message("orders", b"", queue_id=0)] * 5)
     broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("g", "orders", 0, 5))
     reset(broker)
@@ -104,7 +102,7 @@ def test_what_a_client_says_after_a_reset_counts(broker: Broker, store: MessageS
     assert Offset.of(answer.fields).offset == 1
 
 
-def test_what_cannot_be_reset(broker: Broker) -> None:
+def test_wrong_resets_are_refused(broker: Broker) -> None:
     for fields, code in (
         ({"topic": "others"}, ResponseCode.TOPIC_NOT_EXIST),
         ({"group": "nobody"}, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST),
@@ -117,7 +115,7 @@ def test_what_cannot_be_reset(broker: Broker) -> None:
     assert broker.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header).code == ResponseCode.INVALID_PARAMETER
 
 
-def test_a_group_that_may_not_consume(broker: Broker, store: MessageStore) -> None:
+def test_group_without_permission_cannot_consume(broker: Broker, store: MessageStore) -> None:
     """Until it is allowed again, by any client."""
     broker.send(b"body")
     for enabled in (True, False, True):
@@ -131,7 +129,7 @@ def test_a_group_that_may_not_consume(broker: Broker, store: MessageStore) -> No
     assert broker.pull(0).result().code == ResponseCode.SUCCESS
 
 
-def test_a_group_that_may_not_broadcast(broker: Broker) -> None:
+def test_group_without_permission_cannot_broadcast(broker: Broker) -> None:
     broker.send(b"body")
     broker.ask(CONFIGURE, None, b'{"groupName":"group","consumeBroadcastEnable":false}')
     for model, code in (("CLUSTERING", ResponseCode.SUCCESS), ("BROADCASTING", ResponseCode.NO_PERMISSION)):
@@ -141,7 +139,7 @@ def test_a_group_that_may_not_broadcast(broker: Broker) -> None:
         assert broker.pull(0).result().code == code
 
 
-def test_how_far(broker: Broker, store: MessageStore) -> None:
+def test_progress_of_a_group_is_returned(broker: Broker, store: MessageStore) -> None:
     store.put_many([Message("orders", b"", queue_id=1)] * 3)
     last = store.get_message("g", "orders", 1, 1).messages[0].store_timestamp
     broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("g", "orders", 1, 2))
@@ -155,7 +153,7 @@ def test_how_far(broker: Broker, store: MessageStore) -> None:
     assert bytes(nothing.body) == b'{"offsetTable":{}}'
 
 
-def test_who(broker: Broker) -> None:
+def test_connections_of_a_group_are_returned(broker: Broker) -> None:
     assert (
         broker.ask(RequestCode.GET_CONSUMER_CONNECTION_LIST, ConsumerGroup("group")).code
         == ResponseCode.CONSUMER_NOT_ONLINE

@@ -35,7 +35,7 @@ def offsets(store: MessageStore) -> ServedOffsets:
     return ServedOffsets(store)
 
 
-def test_in_memory_until_they_are_persisted(store: MessageStore, offsets: ServedOffsets) -> None:
+def test_offsets_are_in_memory_until_persisted(store: MessageStore, offsets: ServedOffsets) -> None:
     assert offsets.committed("g", QUEUE) is None
     offsets.commit("g", QUEUE, 7)
     assert (offsets.committed("g", QUEUE), store.consumer_offset("g", "orders", 1)) == (7, None)
@@ -46,10 +46,9 @@ def test_in_memory_until_they_are_persisted(store: MessageStore, offsets: Served
     assert (offsets.committed("g", QUEUE), store.consumer_offset("g", "orders", 1)) == (5, 5)
 
 
-def test_what_the_system_refuses_is_told_and_tried_again(
+def test_system_errors_are_logged_and_retried(
     store: MessageStore, offsets: ServedOffsets, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As when the disk is full for a while."""
     offsets.commit("g", QUEUE, 7)
     offsets.persist()
     in_the_way = Path(store.path, f"{CONSUMER_OFFSETS_FILE}.bak")
@@ -64,7 +63,7 @@ def test_what_the_system_refuses_is_told_and_tried_again(
 
 
 @pytest.mark.parametrize(("group", "offset"), [("g", -5), ("a@b", 5), (TRANSACTIONS_GROUP, 5)])
-def test_what_the_files_cannot_have_is_refused_and_keeps_nobody_from_them(
+def test_wrong_commit_is_refused_and_does_not_block_others(
     store: MessageStore, offsets: ServedOffsets, group: str, offset: int
 ) -> None:
     offsets.commit("g", QUEUE, 7)
@@ -74,7 +73,7 @@ def test_what_the_files_cannot_have_is_refused_and_keeps_nobody_from_them(
     assert store.consumer_offset("g", "orders", 1) == 7
 
 
-def test_what_was_persisted_before(store: MessageStore, offsets: ServedOffsets) -> None:
+def test_persisted_offsets_are_read(store: MessageStore, offsets: ServedOffsets) -> None:
     store.commit_offsets("g", "orders", {1: 3})
     assert offsets.committed("g", QUEUE) == 3
     offsets.commit("g", QUEUE, 4)
@@ -82,7 +81,7 @@ def test_what_was_persisted_before(store: MessageStore, offsets: ServedOffsets) 
     assert offsets.committed("other", QUEUE) is None
 
 
-def test_another_commit_counts_once_all_is_written(store: MessageStore, offsets: ServedOffsets) -> None:
+def test_foreign_commit_counts_once_all_is_written(store: MessageStore, offsets: ServedOffsets) -> None:
     offsets.commit("g", QUEUE, 7)
     offsets.persist()
     store.commit_offsets("g", "orders", {1: 2})
@@ -94,7 +93,7 @@ def test_another_commit_counts_once_all_is_written(store: MessageStore, offsets:
     assert (offsets.committed("g", QUEUE), store.consumer_offset("g", "orders", 1)) == (3, 3)
 
 
-def test_a_reset_counts_more_than_what_was_said_before(store: MessageStore, offsets: ServedOffsets) -> None:
+def test_reset_overrides_an_earlier_commit(store: MessageStore, offsets: ServedOffsets) -> None:
     offsets.commit("g", QUEUE, 7)
     with ThreadPoolExecutor(1) as thread:
         with offsets.replacing("g", [QUEUE]):
@@ -104,7 +103,7 @@ def test_a_reset_counts_more_than_what_was_said_before(store: MessageStore, offs
     assert (offsets.committed("g", QUEUE), store.consumer_offset("g", "orders", 1)) == (2, 2)
 
 
-def test_what_was_said_last_counts_while_it_is_persisted(offsets: ServedOffsets) -> None:
+def test_last_commit_counts_while_offsets_are_persisted(offsets: ServedOffsets) -> None:
     offsets.commit("g", QUEUE, 0)
     offsets.persist()
     is_over = threading.Event()
@@ -126,7 +125,7 @@ def test_what_was_said_last_counts_while_it_is_persisted(offsets: ServedOffsets)
     assert offsets.committed("g", QUEUE) == 1999
 
 
-def test_what_is_persisted_last_was_said_last(
+def test_concurrent_persists_keep_the_last_commit(
     store: MessageStore, offsets: ServedOffsets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Offsets are persisted every 5 s and when the last client leaves, so two threads may do it concurrently."""
@@ -146,7 +145,7 @@ def test_what_is_persisted_last_was_said_last(
     assert store.consumer_offset("g", "orders", 1) == 9
 
 
-def test_nothing_is_written_for_nothing(store: MessageStore, offsets: ServedOffsets) -> None:
+def test_unchanged_offsets_are_not_written(store: MessageStore, offsets: ServedOffsets) -> None:
     offsets.commit("g", QUEUE, 7)
     offsets.persist()
     file = store.path / "config/consumerOffset.json"
@@ -167,7 +166,7 @@ def test_all_groups_are_written_at_once(store: MessageStore, offsets: ServedOffs
     assert [store.consumer_offset(group, "orders", 1) for group in groups] == [7] * len(groups)
 
 
-def test_a_topic_that_is_gone(store: MessageStore, offsets: ServedOffsets) -> None:
+def test_offsets_of_a_missing_topic_are_dropped(store: MessageStore, offsets: ServedOffsets) -> None:
     offsets.commit("g", Queue("nowhere", 0), 7)
     offsets.commit("g", QUEUE, 8)
     offsets.persist()
@@ -181,7 +180,7 @@ def offset(broker: Broker, code: int, header: Header) -> int:
     return Offset.of(answer.fields).offset
 
 
-def test_of_queues(broker: Broker, store: MessageStore) -> None:
+def test_offsets_of_queues_are_returned(broker: Broker, store: MessageStore) -> None:
     store.put_many([Message("orders", b"", queue_id=1)] * 3)
     first, _, last = store.get_message("g", "orders", 1, 0).messages
     assert offset(broker, RequestCode.GET_MAX_OFFSET, TopicQueue("orders", 1)) == 3
@@ -196,7 +195,7 @@ def test_of_queues(broker: Broker, store: MessageStore) -> None:
     assert Timestamp.of(answer.fields).timestamp == -1
 
 
-def test_of_groups(broker: Broker, store: MessageStore) -> None:
+def test_offsets_of_groups_are_returned(broker: Broker, store: MessageStore) -> None:
     store.put_many([Message("orders", b"x", queue_id=1)] * 7)
     asked = GroupQueue("group", "orders", 1)
     assert offset(broker, RequestCode.QUERY_CONSUMER_OFFSET, asked) == 0
@@ -208,8 +207,8 @@ def test_of_groups(broker: Broker, store: MessageStore) -> None:
     assert store.consumer_offset("group", "orders", 1) == 7
 
 
-def test_what_a_client_says_counts_in_its_order(broker: Broker, store: MessageStore) -> None:
-    """After a reset RocketMQ's client commits, then queries its offset; the answer was the old one."""
+def test_commits_count_in_the_order_of_a_client(broker: Broker, store: MessageStore) -> None:
+    """After a reset RocketMQ's client commits, then queries its offset."""
     store.put_many([Message("orders", b"x", queue_id=1)] * 7)
     asked, ends = GroupQueue("group", "orders", 1), (7, 0)
     for number in range(200):
@@ -220,7 +219,7 @@ def test_what_a_client_says_counts_in_its_order(broker: Broker, store: MessageSt
 
 @pytest.mark.parametrize("beyond", [1, (1 << 63) - 1])
 @pytest.mark.parametrize("by", ["commit", "pull"])
-def test_group_cannot_go_behind_the_end(broker: Broker, store: MessageStore, beyond: int, by: str) -> None:
+def test_group_cannot_commit_beyond_the_end(broker: Broker, store: MessageStore, beyond: int, by: str) -> None:
     """It would skip all messages up to there."""
     store.put_many([Message("orders", b"x", queue_id=1)] * 7)
     for at in (5, 7 + beyond if beyond == 1 else beyond):
@@ -243,5 +242,5 @@ def test_group_cannot_go_behind_the_end(broker: Broker, store: MessageStore, bey
         (RequestCode.QUERY_CONSUMER_OFFSET, GroupQueue("g", "nowhere", 0), ResponseCode.TOPIC_NOT_EXIST),
     ],
 )
-def test_what_is_not_there(broker: Broker, code: int, header: Header, answered: int) -> None:
+def test_missing_queues_and_groups_are_refused(broker: Broker, code: int, header: Header, answered: int) -> None:
     assert broker.ask(code, header).code == answered

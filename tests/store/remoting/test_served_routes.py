@@ -23,7 +23,7 @@ def content(answer: Command) -> Any:
     return json.loads(bytes(answer.body))
 
 
-def test_a_route_has_rocketmqs_shape(broker: Broker) -> None:
+def test_route_has_rocketmqs_format(broker: Broker) -> None:
     route = content(broker.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRoute("orders")))
     made = json.loads(bytes.fromhex(MADE["body"]).replace(b"{0:", b'{"0":'))
     assert route.keys() == made.keys()
@@ -32,13 +32,13 @@ def test_a_route_has_rocketmqs_shape(broker: Broker) -> None:
     assert queues == {**made["queueDatas"][0], "readQueueNums": 2, "writeQueueNums": 2}
 
 
-def test_no_route(broker: Broker) -> None:
+def test_missing_topic_has_no_route(broker: Broker) -> None:
     answer = broker.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRoute("nowhere"))
     assert answer.code == ResponseCode.TOPIC_NOT_EXIST
     assert "nowhere" in (answer.remark or "")
 
 
-def test_topics_may_be_made_or_not(store: MessageStore, client: Client) -> None:
+def test_topics_are_created_only_if_allowed(store: MessageStore, client: Client) -> None:
     for may, code in ((True, ResponseCode.SUCCESS), (False, ResponseCode.TOPIC_NOT_EXIST)):
         with serve(store, "127.0.0.1:0", config=BrokerConfig(autoCreateTopicEnable=may)) as serving:
             broker = Broker(serving, client)
@@ -47,7 +47,7 @@ def test_topics_may_be_made_or_not(store: MessageStore, client: Client) -> None:
     assert "new-False" not in store.topics()
 
 
-def test_the_cluster(store: MessageStore, client: Client) -> None:
+def test_cluster_is_described(store: MessageStore, client: Client) -> None:
     with serve(store, "127.0.0.1:0", config=BrokerConfig(brokerName="mine", brokerClusterName="ours")) as serving:
         found = content(Broker(serving, client).ask(RequestCode.GET_BROKER_CLUSTER_INFO))
     assert found["clusterAddrTable"] == {"ours": ["mine"]}
@@ -68,6 +68,6 @@ def test_topics_of_cluster_and_broker_have_routes(store: MessageStore, client: C
             assert store.topics()[topic] == count
 
 
-def test_topics(broker: Broker) -> None:
+def test_topics_are_listed(broker: Broker) -> None:
     assert content(broker.ask(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER))["topicList"] == ["orders"]
     assert "TBW102" in content(broker.ask(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS))["topicList"]

@@ -1,5 +1,3 @@
-"""Topics and single messages, as admin tools request them."""
-
 from __future__ import annotations
 
 import pytest
@@ -25,7 +23,7 @@ def create(queues: int, topic: str = "new", **fields: int) -> CreateTopic:
     return CreateTopic(topic=topic, default_topic="TBW102", topic_filter_type="SINGLE_TAG", **{**usual, **fields})
 
 
-def test_a_topic_is_made(broker: Broker, store: MessageStore) -> None:
+def test_topic_is_created(broker: Broker, store: MessageStore) -> None:
     assert broker.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, create(3)).code == ResponseCode.SUCCESS
     assert store.topics()["new"] == 3
 
@@ -33,14 +31,14 @@ def test_a_topic_is_made(broker: Broker, store: MessageStore) -> None:
 @pytest.mark.parametrize(
     "header", [create(0), create(1, "orders"), create(3, "a topic"), create(3, perm=4), create(3, read_queue_nums=2)]
 )
-def test_a_topic_that_is_not_made(broker: Broker, store: MessageStore, header: CreateTopic) -> None:
+def test_wrong_topic_is_refused(broker: Broker, store: MessageStore, header: CreateTopic) -> None:
     answer = broker.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
     assert answer.code == ResponseCode.INVALID_PARAMETER
     assert header.topic in (answer.remark or "")
     assert store.topics() == {"orders": 2}
 
 
-def test_what_is_in_a_topic(broker: Broker, store: MessageStore) -> None:
+def test_statistics_of_a_topic_are_returned(broker: Broker, store: MessageStore) -> None:
     store.put(Message("orders", b"", queue_id=1))
     (message,) = store.get_message("g", "orders", 1, 0).messages
     answer = broker.ask(RequestCode.GET_TOPIC_STATS_INFO, Topic("orders"))
@@ -54,7 +52,7 @@ def test_what_is_in_a_topic(broker: Broker, store: MessageStore) -> None:
         assert broker.ask(code, Topic("nowhere")).code == ResponseCode.TOPIC_NOT_EXIST
 
 
-def test_a_message_by_its_place(broker: Broker, store: MessageStore) -> None:
+def test_message_is_found_by_its_log_offset(broker: Broker, store: MessageStore) -> None:
     store.put_many([Message("orders", b"%d" % n, queue_id=0) for n in range(3)])
     messages = store.get_message("g", "orders", 0, 0).messages
     for message in messages:
@@ -64,7 +62,7 @@ def test_a_message_by_its_place(broker: Broker, store: MessageStore) -> None:
     assert broker.ask(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessage(1 << 40)).code == ResponseCode.QUERY_NOT_FOUND
 
 
-def test_messages_by_key(broker: Broker, store: MessageStore) -> None:
+def test_messages_are_found_by_key(broker: Broker, store: MessageStore) -> None:
     store.put_many([Message("orders", b"%d" % n, keys=f"k{n % 2}", queue_id=0) for n in range(5)])
     answer = broker.ask(RequestCode.QUERY_MESSAGE, QueryMessage("orders", "k1", 32, 0, 1 << 50))
     records = b"".join(store.record_at(each.physical_offset) for each in store.query("orders", "k1"))
@@ -90,7 +88,7 @@ def test_next_message_recreates_a_deleted_topic_at_the_old_end(broker: Broker, s
     assert held.result().code == ResponseCode.SUCCESS
 
 
-def test_a_topic_that_is_not_deleted(broker: Broker, store: MessageStore) -> None:
+def test_missing_and_system_topics_are_not_deleted(broker: Broker, store: MessageStore) -> None:
     store.create_topic("SCHEDULE_TOPIC_XXXX", 18)
     for name, code in (("none", ResponseCode.TOPIC_NOT_EXIST), ("SCHEDULE_TOPIC_XXXX", ResponseCode.INVALID_PARAMETER)):
         answer = broker.ask(RequestCode.DELETE_TOPIC_IN_BROKER, Topic(name))

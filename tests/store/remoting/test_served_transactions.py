@@ -1,5 +1,3 @@
-"""Half messages over the wire: how they end, refused attempts, and checks of open ones."""
-
 from __future__ import annotations
 
 import socket
@@ -33,7 +31,7 @@ def end(broker: Broker, sent: SendAnswer, how: int, group: str = "producers", **
     return broker.ask(RequestCode.END_TRANSACTION, EndTransaction(group, queue_offset, at, how, "T1"))
 
 
-def test_a_half_message_is_seen_when_it_is_committed(broker: Broker, store: MessageStore) -> None:
+def test_committed_half_message_is_visible(broker: Broker, store: MessageStore) -> None:
     sent = prepared(broker, queue_id=1)
     assert (sent.queue_id, sent.transaction_id) == (1, "T1")
     assert end(broker, sent, UNKNOWN).code == ResponseCode.SUCCESS
@@ -43,7 +41,7 @@ def test_a_half_message_is_seen_when_it_is_committed(broker: Broker, store: Mess
     assert (found.body, found.msg_id) == (b"body", "T1")
 
 
-def test_it_is_ended_once(broker: Broker, store: MessageStore) -> None:
+def test_transaction_ends_once(broker: Broker, store: MessageStore) -> None:
     sent = prepared(broker)
     assert end(broker, sent, ROLL_BACK).code == ResponseCode.SUCCESS
     again = end(broker, sent, COMMIT)
@@ -51,8 +49,8 @@ def test_it_is_ended_once(broker: Broker, store: MessageStore) -> None:
     assert store.max_offset("orders", 0) == 0
 
 
-def test_nothing_else_can_be_ended(broker: Broker, store: MessageStore) -> None:
-    """Another group's half message, another record, or no record."""
+def test_only_half_messages_of_the_group_can_be_ended(broker: Broker, store: MessageStore) -> None:
+    """Not another group's half message, another record, or no record."""
     sent = prepared(broker)
     plain = SendAnswer.of(broker.send(b"plain").fields)
     assert "no half message of group" in (end(broker, sent, COMMIT, "others").remark or "")
@@ -65,12 +63,12 @@ def test_nothing_else_can_be_ended(broker: Broker, store: MessageStore) -> None:
 
 
 @pytest.mark.parametrize("delay", ["DELAY\0013\2", "TIMER_DELAY_SEC\00160\2"])
-def test_a_delayed_one_is_refused(broker: Broker, delay: str) -> None:
+def test_delayed_half_message_is_refused(broker: Broker, delay: str) -> None:
     answer = broker.send(b"body", properties=HALF + delay)
     assert (answer.code, "delayed message in a transaction" in (answer.remark or "")) == (13, True)
 
 
-def test_what_was_committed_and_comes_again_is_no_half_message(broker: Broker, store: MessageStore) -> None:
+def test_retried_committed_message_is_no_half_message(broker: Broker, store: MessageStore) -> None:
     """Old clients send it as a new message, with the properties that they received."""
     end(broker, prepared(broker), COMMIT)
     (seen,) = store.get_message("g", "orders", 0, 0).messages
@@ -80,13 +78,13 @@ def test_what_was_committed_and_comes_again_is_no_half_message(broker: Broker, s
     until(lambda: store.topics().get("%RETRY%g", 0) > 0 and store.max_offset("%RETRY%g", 0) == 1)
 
 
-def test_its_topic_is_made(broker: Broker, store: MessageStore) -> None:
+def test_half_message_creates_its_topic(broker: Broker, store: MessageStore) -> None:
     end(broker, prepared(broker, topic="new"), COMMIT)
     assert store.topics()["new"] == 4
     assert store.max_offset("new", 0) == 1
 
 
-def test_who_does_not_read_is_not_asked_again(store: MessageStore) -> None:
+def test_client_that_does_not_read_gets_no_further_checks(store: MessageStore) -> None:
     """Unread checks would fill the memory. Other clients are still asked."""
     beat = b'{"clientID":"me@1","producerDataSet":[{"groupName":"%s"}]}'
     asked = threading.Semaphore(0)

@@ -65,7 +65,7 @@ def refused(store: MessageStore) -> dict[str, int]:
         struct.pack(">ii", 50_004, 50_000) + b"[" * 50_000,
     ],
 )
-def test_who_speaks_another_protocol_is_closed(broker: Broker, store: MessageStore, data: bytes) -> None:
+def test_connection_of_another_protocol_is_closed(broker: Broker, store: MessageStore, data: bytes) -> None:
     with connected(broker.address) as stranger:
         stranger.sendall(data)
         assert is_closed(stranger)
@@ -73,7 +73,7 @@ def test_who_speaks_another_protocol_is_closed(broker: Broker, store: MessageSto
     until(lambda: refused(store) == {BAD_FRAME: 1})
 
 
-def test_frames_that_were_changed(broker: Broker, store: MessageStore) -> None:
+def test_changed_frames_do_not_affect_others(broker: Broker, store: MessageStore) -> None:
     """No other client gets a wrong answer, and no resources leak."""
     before, chance = broker.serving.connections, random.Random(7)
     frame = encode(Command(RequestCode.SEND_MESSAGE_V2, send(topic="other").texts(), b"body"))
@@ -88,18 +88,18 @@ def test_frames_that_were_changed(broker: Broker, store: MessageStore) -> None:
     assert store.max_offset("orders", 0) == store.max_offset("orders", 1) == 0
 
 
-def test_a_request_that_nobody_knows(broker: Broker) -> None:
+def test_unknown_request_is_refused(broker: Broker) -> None:
     answer = broker.ask(4711)
     assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
     assert "request type 4711 not supported" in (answer.remark or "")
 
 
-def test_a_field_that_is_missing(broker: Broker) -> None:
+def test_missing_field_is_named(broker: Broker) -> None:
     answer = broker.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC)
     assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "the custom field <topic> is null")
 
 
-def test_an_answer_that_nobody_asked_for(broker: Broker) -> None:
+def test_unrequested_answer_is_ignored(broker: Broker) -> None:
     with connected(broker.address) as stranger:
         stranger.sendall(encode(Command(0, flag=CommandFlag.RESPONSE)))
         stranger.settimeout(0.2)
@@ -119,7 +119,7 @@ def test_slow_and_idle_connections_are_closed(store: MessageStore, client: Clien
         until(lambda: refused(store) == {STUCK: 1})
 
 
-def test_who_reads_nothing_is_closed_and_others_are_served(store: MessageStore, client: Client) -> None:
+def test_client_that_does_not_read_is_closed(store: MessageStore, client: Client) -> None:
     store.begin().abandon()
     with serve(store, "127.0.0.1:0", limits=ServerLimits(stuck_seconds=0.3)) as serving:
         broker = Broker(serving, client)
@@ -138,7 +138,7 @@ def test_who_reads_nothing_is_closed_and_others_are_served(store: MessageStore, 
         until(lambda: refused(store) == {STUCK: 1})
 
 
-def test_who_is_always_within_a_frame_and_goes_on_is_not_stuck(store: MessageStore) -> None:
+def test_slow_client_that_makes_progress_is_not_closed(store: MessageStore) -> None:
     frame = encode(Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRoute("orders").texts()))
     with serve(store, "127.0.0.1:0") as serving, connected(serving.address) as busy:
         busy.sendall(frame[:-1])
@@ -154,8 +154,8 @@ def test_who_is_always_within_a_frame_and_goes_on_is_not_stuck(store: MessageSto
         assert refused(store) == {}
 
 
-def test_what_waits_for_who_reads_nothing_takes_no_memory(store: MessageStore) -> None:
-    """Neither answered pulls nor completed held pulls use memory; all arrive once the client reads."""
+def test_unread_answers_use_no_memory(store: MessageStore) -> None:
+    """Neither answered pulls nor completed held pulls; all arrive once the client reads."""
     size, at_once, held = 200_000, 300, 50
     store.put(Message("orders", bytes(size), queue_id=0))
     pulls = [pull_frame(0, opaque) for opaque in range(at_once)]
@@ -188,7 +188,7 @@ def ask_for_ever(connection: socket.socket, frame: bytes) -> None:
             connection.sendall(frame)
 
 
-def test_more_connections_than_are_taken(store: MessageStore, client: Client) -> None:
+def test_connections_above_the_limit_are_closed(store: MessageStore, client: Client) -> None:
     with serve(store, "127.0.0.1:0", limits=ServerLimits(connections=2)) as serving:
         assert is_well(Broker(serving, client))
         with connected(serving.address), connected(serving.address) as one_more:
@@ -213,7 +213,7 @@ with MessageStore.open(sys.argv[1]) as store, serve(store, "127.0.0.1:0", tls=tl
 
 
 @pytest.mark.parametrize("is_tls", [False, True])
-def test_connections_leave_the_store_its_files(tmp_path: Path, is_tls: bool) -> None:
+def test_connections_leave_descriptors_for_the_store(tmp_path: Path, is_tls: bool) -> None:
     """Also connections that never start a TLS handshake."""
     path, own = tmp_path / "mq", certificate(tmp_path) if is_tls else None
     with MessageStore.open(path) as store:
@@ -234,7 +234,7 @@ def test_connections_leave_the_store_its_files(tmp_path: Path, is_tls: bool) -> 
         process.stdin.close()
 
 
-def test_a_handshake_that_does_not_end_is_closed(store: MessageStore, tmp_path: Path) -> None:
+def test_unfinished_handshake_is_closed(store: MessageStore, tmp_path: Path) -> None:
     tls = certificate(tmp_path).server()
     with serve(store, "127.0.0.1:0", limits=ServerLimits(stuck_seconds=0.2), tls=tls) as serving:
         with connected(serving.address) as silent, connected(serving.address) as plain:
@@ -244,7 +244,7 @@ def test_a_handshake_that_does_not_end_is_closed(store: MessageStore, tmp_path: 
         until(lambda: serving.connections == 0)
 
 
-def test_a_request_that_comes_with_the_end_of_the_handshake(store: MessageStore, tmp_path: Path) -> None:
+def test_request_sent_with_the_end_of_the_handshake(store: MessageStore, tmp_path: Path) -> None:
     """It is answered. A request that is cut off has no effect."""
     own = certificate(tmp_path)
     with serve(store, "127.0.0.1:0", tls=own.server()) as serving:
@@ -271,7 +271,7 @@ def test_a_request_that_comes_with_the_end_of_the_handshake(store: MessageStore,
 @pytest.mark.parametrize(
     "limits", [ServerLimits(requests=3), ServerLimits(body_bytes=10), ServerLimits(memory_bytes=1 << 20)]
 )
-def test_more_at_a_time_than_is_taken_waits(store: MessageStore, client: Client, limits: ServerLimits) -> None:
+def test_requests_above_the_limit_wait(store: MessageStore, client: Client, limits: ServerLimits) -> None:
     with serve(store, "127.0.0.1:0", limits=limits) as serving:
         broker = Broker(serving, client)
         answers = [broker.begin(RequestCode.SEND_MESSAGE_V2, send(), bytes(20_000)) for _ in range(100)]
@@ -279,7 +279,7 @@ def test_more_at_a_time_than_is_taken_waits(store: MessageStore, client: Client,
     assert store.max_offset("orders", 0) == 100
 
 
-def test_what_is_under_way_is_done_when_it_closes(store: MessageStore, client: Client) -> None:
+def test_running_requests_are_finished_by_close(store: MessageStore, client: Client) -> None:
     serving = serve(store, "127.0.0.1:0")
     broker = Broker(serving, client)
     assert is_well(broker)
@@ -291,7 +291,7 @@ def test_what_is_under_way_is_done_when_it_closes(store: MessageStore, client: C
     assert store.max_offset("orders", 0) == len(done)
 
 
-def test_where_it_cannot_listen(store: MessageStore, broker: Broker) -> None:
+def test_address_in_use_is_an_error(store: MessageStore, broker: Broker) -> None:
     with pytest.raises(StoreUnavailable, match="cannot listen there"):
         serve(store, broker.address)
     for address in ("nowhere", "127.0.0.1:99999", "127.0.0.1"):

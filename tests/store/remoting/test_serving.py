@@ -1,5 +1,3 @@
-"""Periodic work of a server."""
-
 from __future__ import annotations
 
 import asyncio
@@ -17,7 +15,7 @@ from store.remoting.serving import _every, serve
 from tests.children import in_a_child
 
 
-def test_what_is_done_every_now_and_then_is_done_again_whatever_it_raises(caplog: pytest.LogCaptureFixture) -> None:
+def test_periodic_work_continues_after_an_error(caplog: pytest.LogCaptureFixture) -> None:
     raised: list[Exception] = [OSError(28, "No space left on device"), StoreBusy("busy"), ZeroDivisionError("a fault")]
     left = list(raised)
 
@@ -41,7 +39,7 @@ def test_what_is_done_every_now_and_then_is_done_again_whatever_it_raises(caplog
     assert all(str(error) in caplog.text for error in raised)
 
 
-def test_a_forked_child_closes_nothing_of_its_parents(store: MessageStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_forked_child_closes_nothing_of_its_parent(store: MessageStore, caplog: pytest.LogCaptureFixture) -> None:
     """Nor does it write the group's offsets at the fork: the parent has newer ones."""
     store.put(Message("orders", b"x", queue_id=1))
     queue = Queue("orders", 1, broker=BrokerConfig.brokerName)

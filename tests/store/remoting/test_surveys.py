@@ -1,4 +1,4 @@
-"""Requests whose cost grows with the store: they do not block others, and do not write files each."""
+"""Requests whose cost grows with the store do not block others, and do not write files each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.store.remoting.broker import Broker, send
 WIDE = 8192  # queues of one topic
 
 
-def test_surveys_do_not_keep_others_waiting(store: MessageStore, broker: Broker) -> None:
+def test_surveys_do_not_block_other_requests(store: MessageStore, broker: Broker) -> None:
     """More connections than there are workers ask for the statistics of a wide topic."""
     store.create_topic("wide", WIDE)
     with ExitStack() as clients:
@@ -39,7 +39,7 @@ def test_commits_of_many_groups_share_writes(store: MessageStore, broker: Broker
     assert written["dataVersion"]["counter"] < 100
 
 
-def test_made_up_groups_are_bounded(store: MessageStore, client: Client) -> None:
+def test_number_of_invented_groups_is_limited(store: MessageStore, client: Client) -> None:
     """A group with settings always has room."""
     store.put(Message("orders", b"x", queue_id=0))
     path = store.path / "config/consumerOffset.json"
@@ -55,7 +55,7 @@ def test_made_up_groups_are_bounded(store: MessageStore, client: Client) -> None
     assert kept["orders@a"] == kept["orders@readers"] == kept["orders@made-up-7"] == {"0": 0}
 
 
-def test_new_groups_of_a_heart_beat_are_bounded(store: MessageStore, broker: Broker) -> None:
+def test_number_of_new_groups_of_a_heartbeat_is_limited(store: MessageStore, broker: Broker) -> None:
     """Later heartbeats create the other groups."""
     groups = [f"group-{n}" for n in range(40)]
     subscription = {"topic": "orders", "subString": "*"}
@@ -68,7 +68,7 @@ def test_new_groups_of_a_heart_beat_are_bounded(store: MessageStore, broker: Bro
     assert {f"%RETRY%{group}" for group in groups} <= store.topics().keys()
 
 
-def test_new_topics_do_not_keep_senders_waiting(store: MessageStore, broker: Broker) -> None:
+def test_new_topics_do_not_block_senders(store: MessageStore, broker: Broker) -> None:
     """Each new topic rewrites the table of topics. A message to an existing topic goes with the next append."""
     made = [broker.begin(RequestCode.SEND_MESSAGE_V2, send(topic=f"made-{n}"), b"x") for n in range(400)]
     with Client(timeout=60) as other:
@@ -78,7 +78,7 @@ def test_new_topics_do_not_keep_senders_waiting(store: MessageStore, broker: Bro
     assert sum(topic.startswith("made-") for topic in store.topics()) == 400
 
 
-def test_oldest_message_is_found_at_the_log(store: MessageStore, broker: Broker) -> None:
+def test_oldest_message_is_found_in_the_log(store: MessageStore, broker: Broker) -> None:
     """Without looking at every queue."""
 
     def earliest() -> int:

@@ -34,8 +34,8 @@ def connection() -> Connection:
     return Connection(lambda connection, command: None, lambda connection, error: None)
 
 
-def test_one_with_many_requests_does_not_stop_the_others() -> None:
-    """Requests of another connection are answered while one connection has used up its share of threads."""
+def test_connection_with_many_requests_does_not_block_others() -> None:
+    """One connection has used up its share of threads."""
     gates, begun, thread = [threading.Event(), threading.Event()], [0, 0], LoopThread("test")
 
     def wait(request: Request) -> Response:
@@ -69,8 +69,8 @@ def test_one_with_many_requests_does_not_stop_the_others() -> None:
     thread.stop()
 
 
-def test_who_reads_nothing_is_asked_for_nothing(turns: WorkerPool) -> None:
-    """Answers to a client that does not read would stay in memory."""
+def test_requests_of_a_client_that_does_not_read_wait(turns: WorkerPool) -> None:
+    """Answers to such a client would stay in memory."""
     stuck, gone = connection(), connection()
     asked = []
     for each in (stuck, gone):
@@ -87,7 +87,7 @@ def test_who_reads_nothing_is_asked_for_nothing(turns: WorkerPool) -> None:
     assert asked[0].result() == 1
 
 
-def test_who_closes_does_what_was_asked(turns: WorkerPool) -> None:
+def test_close_finishes_pending_requests(turns: WorkerPool) -> None:
     gate, stuck = threading.Event(), connection()
     stuck.is_stuck_writing = True
     asked = [turns.begin(connection(), lambda: gate.wait(60)) for _ in range(20)]
@@ -101,8 +101,8 @@ def test_who_closes_does_what_was_asked(turns: WorkerPool) -> None:
         turns.begin(stuck, lambda: True)
 
 
-def test_what_is_not_begun_in_time_is_refused() -> None:
-    """14,000 heartbeats of a disconnected client delayed the end of a server for a minute."""
+def test_close_refuses_requests_that_start_too_late() -> None:
+    """14,000 heartbeats of a disconnected client would delay the end of a server for a minute."""
     turns, is_begun, gate = WorkerPool(1, "test"), threading.Event(), threading.Event()
     begun = turns.begin(connection(), lambda: (is_begun.set(), gate.wait(PATIENCE)))
     late = turns.begin(connection(), lambda: True)
@@ -125,8 +125,8 @@ def is_closing(turns: WorkerPool) -> bool:
     return False
 
 
-def test_a_system_without_a_thread_for_a_moment(no_thread_once: None) -> None:
-    """The current request gets an error; later ones are answered."""
+def test_requests_continue_after_a_thread_failed_to_start(no_thread_once: None) -> None:
+    """The current request gets an error."""
     turns = WorkerPool(1, "test")
     with pytest.raises(RuntimeError, match="new thread"):
         turns.begin(connection(), lambda: False)
@@ -134,8 +134,8 @@ def test_a_system_without_a_thread_for_a_moment(no_thread_once: None) -> None:
     turns.close()
 
 
-def test_what_comes_after_others_waits_for_what_was_asked_before(turns: WorkerPool) -> None:
-    """Only requests of its own connection; and later ones of that connection wait for it."""
+def test_ordered_request_waits_for_earlier_ones(turns: WorkerPool) -> None:
+    """Only for those of its own connection; and later ones of that connection wait for it."""
     gate, its, another = threading.Event(), connection(), connection()
     before = turns.begin(its, lambda: gate.wait(PATIENCE))
     last = turns.begin(its, lambda: before.done(), after_others=True)
@@ -148,7 +148,7 @@ def test_what_comes_after_others_waits_for_what_was_asked_before(turns: WorkerPo
     after.result(PATIENCE)
 
 
-def test_who_closes_keeps_to_the_order(turns: WorkerPool) -> None:
+def test_close_keeps_the_order_of_requests(turns: WorkerPool) -> None:
     """A client's last commit must win, and is written when the server closes."""
     gate, its, said = threading.Event(), connection(), list[int]()
     turns.begin(its, lambda: gate.wait(PATIENCE))

@@ -1,4 +1,4 @@
-"""Clients of a served store see the messages that are only in its archive, as readers of its directory do."""
+"""Clients of a served store see archived messages as readers of its directory do."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def number(message: StoredMessage | ReceivedMessage) -> int:
     return int(message.properties["n"])
 
 
-def test_a_cluster_reads_all(broker: Broker, store: MessageStore) -> None:
+def test_cluster_reader_gets_archived_messages(broker: Broker, store: MessageStore) -> None:
     spec = ReadSpec(("queueOffset", "body", "storeTimestamp", "msgId"), EVERYTHING)
     with TieredDirectoryAddress(str(store.path)).open() as local, ClusterAddress((broker.address,)).open() as remote:
         queue = Queue("orders", 0, broker="broker-a")
@@ -144,7 +144,7 @@ def test_a_cluster_reads_all(broker: Broker, store: MessageStore) -> None:
         ({"expression": "n = 5", "kind": "SQL92"}, lambda n: n == 5),
     ],
 )  # fmt: skip
-def test_filters(broker: Broker, how: dict[str, str], wanted: object) -> None:
+def test_filters_select_archived_messages(broker: Broker, how: dict[str, str], wanted: object) -> None:
     assert [number(each) for each in all_of(broker, **how)] == list(filter(wanted, range(COUNT)))
 
 
@@ -156,7 +156,7 @@ def test_archived_pull_ends_where_the_store_begins(broker: Broker, store: Messag
 
 
 @pytest.mark.parametrize(("max_bytes", "least", "most"), [(2000, 2, 9), (1, 1, 1)])
-def test_archived_pull_is_no_larger_than_one_of_the_store(
+def test_archived_pull_has_the_stores_limits(
     broker: Broker, store: MessageStore, max_bytes: int, least: int, most: int
 ) -> None:
     store.config = replace(store.config, maxTransferBytesOnMessageInMemory=max_bytes)
@@ -166,7 +166,7 @@ def test_archived_pull_is_no_larger_than_one_of_the_store(
         assert begin == offset + len(found)
 
 
-def test_too_small_is_what_is_before_the_archive(broker: Broker, store: MessageStore) -> None:
+def test_offset_before_the_archive_is_too_small(broker: Broker, store: MessageStore) -> None:
     answer = broker.ask(RequestCode.PULL_MESSAGE, pull(broker, -1))
     assert (answer.code, Pulled.of(answer.fields).next_begin_offset) == (ResponseCode.PULL_OFFSET_MOVED, 0)
     first = store.min_offset("orders", 0)
@@ -175,7 +175,7 @@ def test_too_small_is_what_is_before_the_archive(broker: Broker, store: MessageS
     assert (answer.code, Pulled.of(answer.fields).next_begin_offset) == (ResponseCode.PULL_OFFSET_MOVED, first)
 
 
-def test_what_is_archived_and_deleted_meanwhile_is_not_skipped(broker: Broker, store: MessageStore) -> None:
+def test_messages_archived_and_deleted_are_not_skipped(broker: Broker, store: MessageStore) -> None:
     """Even within the short time in which cached archive metadata is used."""
     for _ in range(3):
         end = store.max_offset("orders", 0)
@@ -187,14 +187,14 @@ def test_what_is_archived_and_deleted_meanwhile_is_not_skipped(broker: Broker, s
         assert number(archived(broker, end)) == end
 
 
-def test_a_pull_says_how_far_its_group_is(broker: Broker) -> None:
+def test_archived_pull_commits_the_groups_offset(broker: Broker) -> None:
     header = structs.replace(pull(broker, 20), sys_flag=SUBSCRIPTION | COMMIT, commit_offset=17)
     assert broker.ask(RequestCode.PULL_MESSAGE, header).code == ResponseCode.SUCCESS
     committed = broker.ask(RequestCode.QUERY_CONSUMER_OFFSET, GroupQueue("group", "orders", 0))
     assert Offset.of(committed.fields).offset == 17
 
 
-def test_what_is_deleted_while_a_pull_is_held_is_not_skipped(broker: Broker, store: MessageStore) -> None:
+def test_messages_deleted_during_a_held_pull_are_not_skipped(broker: Broker, store: MessageStore) -> None:
     """The pull waits for a tag that no message has before the messages are deleted."""
     end = store.max_offset("orders", 0)
     held = broker.pull(end, seconds=1.5, tags="C")
@@ -215,7 +215,7 @@ def ask(broker: Broker, code: int, header: Header) -> dict[str, str]:
     return dict(answer.fields)
 
 
-def test_where_a_queue_begins_and_what_a_time_means(broker: Broker, store: MessageStore) -> None:
+def test_bounds_and_search_by_time_include_the_archive(broker: Broker, store: MessageStore) -> None:
     times = [each.store_timestamp for each in all_of(broker)]
     with TieredDirectoryAddress(str(store.path)).open() as log:
         for at in (0, times[0], times[70], times[-1], times[-1] + 1):
@@ -235,7 +235,7 @@ def test_where_a_queue_begins_and_what_a_time_means(broker: Broker, store: Messa
     assert store.consumer_offset("group", "orders", 0) == times.index(times[20])
 
 
-def test_single_messages(broker: Broker, store: MessageStore) -> None:
+def test_single_archived_messages_are_found(broker: Broker, store: MessageStore) -> None:
     for n in (5, 6, COUNT - 1):
         header = QueryMessage("orders", f"k{n}", 32, 0, 1 << 60)
         (found,) = records(bytes(broker.ask(RequestCode.QUERY_MESSAGE, header).body))
@@ -252,8 +252,8 @@ def test_single_messages(broker: Broker, store: MessageStore) -> None:
         assert broker.ask(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessage(nothing)).code == ResponseCode.QUERY_NOT_FOUND
 
 
-def test_sent_back(broker: Broker, store: MessageStore) -> None:
-    """The same message is sent back, whatever record this log has at that offset."""
+def test_archived_message_is_sent_back(broker: Broker, store: MessageStore) -> None:
+    """Whatever record this log has at that offset."""
     for n in (0, 1, 50):
         message = archived(broker, n)
         back = SendBack(message.physical_offset, "group", -1, message.msg_id, "orders")
@@ -276,9 +276,7 @@ def test_sent_back(broker: Broker, store: MessageStore) -> None:
         assert broker.ask(RequestCode.CONSUMER_SEND_MSG_BACK, header).code == code
 
 
-def test_what_was_pulled_from_another_archive_is_not_taken_for_another_message(
-    broker: Broker, store: MessageStore, tmp_path: Path
-) -> None:
+def test_id_of_another_archive_is_refused(broker: Broker, store: MessageStore, tmp_path: Path) -> None:
     """Topics have other numbers in another archive: the message would be lost and another one delivered again."""
     message = archived(broker, 3)
     assert "UNIQ_KEY" not in message.properties
@@ -293,7 +291,7 @@ def test_what_was_pulled_from_another_archive_is_not_taken_for_another_message(
     assert "%DLQ%group" not in store.topics()
 
 
-def test_a_consumer_that_fails_once(broker: Broker, store: MessageStore) -> None:
+def test_failed_archived_messages_are_retried(broker: Broker, store: MessageStore) -> None:
     """Some archived messages, partly with ids of their own, and some of the store."""
     failing = {*range(0, 20, 2), *range(COUNT - 20, COUNT, 3)}
 
@@ -309,7 +307,7 @@ def test_a_consumer_that_fails_once(broker: Broker, store: MessageStore) -> None
 
 
 @pytest.mark.parametrize("url", ["remote"], indirect=True)
-def test_a_slow_archive_keeps_nobody_else_waiting(broker: Broker, store: MessageStore) -> None:
+def test_slow_archive_does_not_block_others(broker: Broker, store: MessageStore) -> None:
     assert len(all_of(broker)) == COUNT
     Gated.gate.clear()
     with Client(timeout=60) as flooding:
@@ -335,7 +333,7 @@ def test_a_slow_archive_keeps_nobody_else_waiting(broker: Broker, store: Message
 
 
 @pytest.mark.parametrize("url", ["remote"], indirect=True)
-def test_who_was_told_to_ask_again_has_sent_nothing_back(broker: Broker, store: MessageStore) -> None:
+def test_refused_send_back_has_no_effect(broker: Broker, store: MessageStore) -> None:
     """Its consumer then sends that message as a new one, so it would arrive twice."""
     reads = broker.serving._reads
     back = SendBack(int(names(0, ORDERS.queue_id, np.array([1]))[0]), "group", -1, "id-1", "orders")
@@ -353,13 +351,15 @@ def test_who_was_told_to_ask_again_has_sent_nothing_back(broker: Broker, store: 
 
 
 @pytest.mark.parametrize("url", ["remote"], indirect=True)
-def test_neighbours_are_read_together(broker: Broker) -> None:
+def test_adjacent_messages_are_read_together(broker: Broker) -> None:
     before = Gated.reads
     assert len(all_of(broker)) == COUNT
     assert Gated.reads - before < 10
 
 
-def test_an_archive_that_fails(broker: Broker, store: MessageStore, url: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_archive_is_an_error(
+    broker: Broker, store: MessageStore, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
     if url.startswith("gated"):
         Gated.error = PermissionError(13, "denied")
         why = "no permission"

@@ -22,7 +22,6 @@ Crashed = tuple[Path, dict[tuple[int, int], bytes], int]
 
 
 def another_boot(path: Path) -> None:
-    """Simulate a reboot of the machine."""
     with (path / "watermark").open("r+b") as file:
         file.seek(field_offset(PUBLISHED_END, "boot_id"))
         file.write(b"an earlier boot".ljust(40, b"\0"))

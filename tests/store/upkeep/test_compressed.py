@@ -26,9 +26,7 @@ GOOD = zlib.compress(b"good" * 100)
         (zlib.compress(bytes(1 << 20)), SYS_COMPRESSED, None),  # more than the store's limit
     ],
 )
-def test_a_compressed_body_that_does_not_decompress_is_found(
-    tmp_path: Path, body: bytes, flag: int, said: str | None
-) -> None:
+def test_corrupt_compressed_body_is_found(tmp_path: Path, body: bytes, flag: int, said: str | None) -> None:
     """The record's checksum is right, so no other check finds the damaged flag."""
     config = StoreConfig(mappedFileSizeCommitLog=SIZE, maxDecompressedMessageSize=1 << 16)
     with MessageStore.open(tmp_path, config=config) as store:

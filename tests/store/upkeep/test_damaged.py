@@ -1,6 +1,6 @@
 """Open damaged directories for writing: each is recovered, or refused with a StoreError and left unchanged.
 
-`DAMAGED` is the number of directories. Each is a randomly damaged copy of one that RocketMQ or this store wrote.
+`DAMAGED` is the number of directories, random damages of copies that RocketMQ or this store wrote.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path,
 
 
 @pytest.mark.parametrize("seed", range(DAMAGED))
-def test_is_recovered_or_refused_as_it_is(
+def test_damaged_directory_is_recovered_or_refused(
     originals: dict[str, tuple[Path, StoreConfig | None]], tmp_path: Path, seed: int
 ) -> None:
     chance = random.Random(seed)

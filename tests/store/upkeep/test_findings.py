@@ -72,7 +72,7 @@ USES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 @pytest.mark.parametrize("use", USES)
-def test_a_record_that_is_elsewhere_than_it_says_is_not_thrown_away(path: Path, case: str, use: str) -> None:
+def test_record_with_a_wrong_position_is_kept(path: Path, case: str, use: str) -> None:
     damage, queue_id, offset = WRONG[case]
     damage(path)
     at, _ = entry(path, queue_id, offset)
@@ -93,8 +93,8 @@ def test_a_record_that_is_elsewhere_than_it_says_is_not_thrown_away(path: Path, 
         assert digests(path) == before
 
 
-def test_where_the_log_begins_with_it(path: Path) -> None:
-    """There any record may be the first of a queue."""
+def test_first_record_with_a_wrong_position_is_kept(path: Path) -> None:
+    """At the begin of the log any record may be the first of a queue."""
     with MessageStore.open(path) as store:
         store.clean(forced=True)
         first = store.min_offset("t", 1)
@@ -105,8 +105,8 @@ def test_where_the_log_begins_with_it(path: Path) -> None:
     assert any("no other entry knows it" in finding.what for finding in verify(path).findings)
 
 
-def test_the_way_out(path: Path) -> None:
-    """An operator who knows that the queue is wrong moves it away."""
+def test_moving_the_queue_away_resolves_the_error(path: Path) -> None:
+    """For an operator who knows that the queue is wrong."""
     rename(path, 1, 9)
     with pytest.raises(CorruptRecord, match="move consumequeue/t/1 out"):
         repair(path)
@@ -117,7 +117,7 @@ def test_the_way_out(path: Path) -> None:
 
 
 @pytest.mark.parametrize("of", [(0, 3), (1, 9), (2, 0)])
-def test_an_entry_too_many_is_no_record_that_is_wrong(path: Path, of: tuple[int, int]) -> None:
+def test_extra_entry_is_no_wrong_record(path: Path, of: tuple[int, int]) -> None:
     """The queue that its record names has the entry, too."""
     file = path / "consumequeue/t/0" / f"{200:020d}"
     data = (path / f"consumequeue/t/{of[0]}" / f"{0:020d}").read_bytes()[of[1] * 20 :][:20]

@@ -21,22 +21,18 @@ from tests.rocketmq.golden import config_of
 from tests.store.read.test_golden import GOLDEN, NAMES
 
 
-def as_it_is(path: Path) -> None:
-    """Change nothing."""
+def as_it_is(path: Path) -> None: ...
 
 
 def without_queues(path: Path) -> None:
-    """Delete `consumequeue/`."""
     shutil.rmtree(path / "consumequeue", ignore_errors=True)
 
 
 def without_checkpoint(path: Path) -> None:
-    """Delete `checkpoint`."""
     (path / "checkpoint").unlink(missing_ok=True)
 
 
 def killed(path: Path) -> None:
-    """Create `abort`."""
     (path / "abort").write_text("1")
 
 
@@ -46,7 +42,7 @@ def index_config(name: str) -> StoreConfig:
     return StoreConfig(maxHashSlotNum=int(str(config["maxHashSlotNum"])), maxIndexNum=int(str(config["maxIndexNum"])))
 
 
-def test_a_broker_with_other_sizes_of_index(tmp_path: Path) -> None:
+def test_broker_with_other_index_sizes(tmp_path: Path) -> None:
     path = tmp_path / "mq"
     shutil.copytree(GOLDEN / "index-5.3", path)
     for _ in range(2):
@@ -61,7 +57,7 @@ def test_a_broker_with_other_sizes_of_index(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", [as_it_is, without_queues, without_checkpoint, killed])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_brokers_directory_is_opened_for_writing(tmp_path: Path, name: str, change: Callable[[Path], None]) -> None:
+def test_directory_of_a_broker_is_opened_for_writing(tmp_path: Path, name: str, change: Callable[[Path], None]) -> None:
     path = tmp_path / "mq"
     shutil.copytree(GOLDEN / name, path)
     change(path)
@@ -100,7 +96,7 @@ def entries(file: Path) -> Entries:
 
 @pytest.mark.parametrize("use", [lambda path, config: MessageStore.open(path, config=config).close(), repair])
 @pytest.mark.parametrize("change", [as_it_is, without_checkpoint, killed])
-def test_delivery_times_are_their_brokers(
+def test_delivery_times_are_the_brokers(
     tmp_path: Path, change: Callable[[Path], None], use: Callable[[Path, StoreConfig], None]
 ) -> None:
     """`messageDelayLevel` maps levels to delays; a missing entry gets RocketMQ's default."""
@@ -128,7 +124,7 @@ def test_delivery_times_are_their_brokers(
 
 
 @pytest.mark.parametrize("name", ["clean", "crashed"])
-def test_a_broker_directory_ends_where_its_broker_saw_it_end(name: str) -> None:
+def test_end_of_the_log_is_the_brokers(name: str) -> None:
     with MessageStore.open(GOLDEN / name, read_only=True) as reader:
         ends = [row["physicalOffset"] for queue in seen.golden(GOLDEN / f"{name}.jsonl").values() for row in queue.rows]
         assert reader.confirm_offset > max(ends)

@@ -61,9 +61,7 @@ def flip(file: Path, position: int, bit: int = 0) -> None:
     file.write_bytes(data)
 
 
-def test_times_behind_an_append_that_was_undone_when_the_clock_had_been_set_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_times_after_an_undone_append_with_a_clock_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file's header then agrees with its entries, which cannot store a time before its begin."""
     now = [1_800_000_000]
     monkeypatch.setattr(appender, "time", SimpleNamespace(time=lambda: now[0], monotonic=time.monotonic))
@@ -88,7 +86,7 @@ def keys_found(path: Path) -> int:
         return sum(len(store.query("t", f"k{n}")) for n in range(60))
 
 
-def test_a_right_index(path: Path) -> None:
+def test_correct_index_has_no_findings(path: Path) -> None:
     assert len(files(path)) == 3
     assert verify(path).findings == []
     with MessageStore.open(path) as store:
@@ -98,7 +96,7 @@ def test_a_right_index(path: Path) -> None:
         assert verify(path).findings == []
 
 
-def test_each_byte_counts(path: Path) -> None:
+def test_damage_of_any_byte_is_found(path: Path) -> None:
     last = files(path)[-1]
     right = last.read_bytes()
     free = {
@@ -179,8 +177,8 @@ def append_and_die(path: Path, numbers: range) -> None:
     os._exit(0)
 
 
-def test_slots_counted_once_for_each_entry_are_right_too(path: Path) -> None:
-    """RocketMQ before 4.7 counted so; this store continues such a file."""
+def test_slot_counts_of_old_brokers_are_accepted(path: Path) -> None:
+    """RocketMQ before 4.7 counted a slot once for each entry; this store continues such a file."""
     last = files(path)[-1]
     used = slots_used(last)
     assert used < LAST - 1
@@ -189,7 +187,7 @@ def test_slots_counted_once_for_each_entry_are_right_too(path: Path) -> None:
         assert bool(verify(path).findings) == (not used <= count <= LAST), count
 
 
-def test_slots_counted_once_for_each_entry_stay_right(path: Path) -> None:
+def test_slot_counts_of_old_brokers_stay_accepted(path: Path) -> None:
     last = files(path)[-1]
     count_slots(last, LAST)
     with MessageStore.open(path) as store:
@@ -205,7 +203,7 @@ def test_slots_counted_once_for_each_entry_stay_right(path: Path) -> None:
     assert verify(path).findings == []
 
 
-def test_what_is_dropped_leaves_no_more_slots_than_entries(path: Path) -> None:
+def test_truncation_leaves_no_more_slots_than_entries(path: Path) -> None:
     last = files(path)[-1]
     count_slots(last, LAST)
     index = Index(path, SLOTS, ENTRIES, writable=True)
@@ -215,7 +213,7 @@ def test_what_is_dropped_leaves_no_more_slots_than_entries(path: Path) -> None:
     assert header["slots_used"] == header["next_entry"] - 1 < LAST
 
 
-def test_what_was_never_to_be_filed_is_not_missing(tmp_path: Path) -> None:
+def test_store_without_an_index_has_no_findings(tmp_path: Path) -> None:
     path, config = tmp_path / "mq", replace(SMALL, messageIndexEnable=False)
     with MessageStore.open(path, config=config) as store:
         store.create_topic("t", 2)
@@ -227,7 +225,7 @@ def test_what_was_never_to_be_filed_is_not_missing(tmp_path: Path) -> None:
     assert finding.what.startswith("20 keys are not filed")
 
 
-def test_an_append_under_way_or_dead_is_no_damage(path: Path) -> None:
+def test_running_or_dead_append_is_no_damage(path: Path) -> None:
     in_a_child(lambda: append_and_die(path, range(40)))
     assert verify(path).findings == []
     assert keys_found(path) == 60
@@ -236,7 +234,7 @@ def test_an_append_under_way_or_dead_is_no_damage(path: Path) -> None:
     assert verify(path).findings == []
 
 
-def test_a_broker_may_have_lost_files_but_no_entries_within_one(tmp_path: Path) -> None:
+def test_missing_index_file_of_a_broker_is_no_damage(tmp_path: Path) -> None:
     path, sizes = tmp_path / "mq", StoreConfig(maxHashSlotNum=20, maxIndexNum=30)
     shutil.copytree(GOLDEN / "index-5.3", path)
     assert len(files(path)) >= 3
@@ -250,7 +248,7 @@ def test_a_broker_may_have_lost_files_but_no_entries_within_one(tmp_path: Path) 
     assert "1 keys are not filed" in str(verify(path, config=sizes).findings)
 
 
-def test_index_sizes_of_a_broker_are_asked_for(tmp_path: Path) -> None:
+def test_index_sizes_of_a_broker_are_required(tmp_path: Path) -> None:
     path = tmp_path / "mq"
     shutil.copytree(GOLDEN / "index-5.3", path)
     assert "set both as the broker that wrote it has them" in verify(path).findings[0].what

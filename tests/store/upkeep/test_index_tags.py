@@ -35,7 +35,7 @@ def put(path: Path, topic: str) -> None:
         store.append_table(topic, pa.table({"body": [b"three", b"four"], "tags": ["mine", None]}))
 
 
-def test_are_filed_where_a_broker_files_them(theirs: Path) -> None:
+def test_tags_are_indexed_if_a_broker_indexed_them(theirs: Path) -> None:
     assert StoreDirectory.at(theirs).configuration(SIZES).tagIndexEnable
     put(theirs, "Plain")
     assert filed(theirs, "Plain", "mine") == 3
@@ -44,7 +44,7 @@ def test_are_filed_where_a_broker_files_them(theirs: Path) -> None:
     assert verify(theirs, config=SIZES).findings == []
 
 
-def test_are_filed_anew_by_a_repair(theirs: Path) -> None:
+def test_repair_indexes_tags(theirs: Path) -> None:
     before = filed(theirs, "Plain", "paid")
     put(theirs, "Plain")
     assert before > 0
@@ -56,9 +56,7 @@ def test_are_filed_anew_by_a_repair(theirs: Path) -> None:
 @pytest.mark.parametrize("filed", [True, False])
 @pytest.mark.parametrize("keys", [1, 255, 256, 1000])
 @pytest.mark.parametrize("entries", [300, 4000])
-def test_are_seen_behind_messages_of_many_keys_without_a_tag(
-    tmp_path: Path, filed: bool, keys: int, entries: int
-) -> None:
+def test_indexed_tags_are_detected_after_many_keys(tmp_path: Path, filed: bool, keys: int, entries: int) -> None:
     """As with trace messages. The tagged message is at the end of one batch of records, and across it."""
     config = StoreConfig(maxHashSlotNum=1000, maxIndexNum=entries, tagIndexEnable=filed)
     with MessageStore.open(tmp_path, config=config) as store:
@@ -68,7 +66,7 @@ def test_are_seen_behind_messages_of_many_keys_without_a_tag(
     assert tags_are_filed(tmp_path, config) is filed
 
 
-def test_are_not_filed_in_a_store_of_ours(tmp_path: Path) -> None:
+def test_own_store_does_not_index_tags(tmp_path: Path) -> None:
     path = tmp_path / "mq"
     with MessageStore.open(path, config=SMALL) as store:
         store.create_topic("orders", 1)
@@ -78,6 +76,6 @@ def test_are_not_filed_in_a_store_of_ours(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["index-5.3", "index-4.9"])
-def test_are_not_filed_by_older_brokers(name: str) -> None:
+def test_older_brokers_do_not_index_tags(name: str) -> None:
     sizes = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, maxHashSlotNum=20, maxIndexNum=30)
     assert not tags_are_filed(GOLDEN / name, sizes)

@@ -1,5 +1,3 @@
-"""Recovery of directories as machine crashes leave them."""
-
 from __future__ import annotations
 
 import random
@@ -24,8 +22,8 @@ from tests.store.upkeep.crashed import SIZE, SMALL, Crashed, another_boot, damag
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_a_machine_crash(crashed: Crashed, seed: int) -> None:
-    """No flushed message is lost, no torn one is served, and every served one was put."""
+def test_crash_loses_no_flushed_message(crashed: Crashed, seed: int) -> None:
+    """No torn message is served, and every served one was put."""
     path, flushed, end = crashed
     chance = random.Random(seed)
     with MessageStore.open(path.parent / "live", read_only=True) as live:
@@ -49,7 +47,7 @@ def test_a_machine_crash(crashed: Crashed, seed: int) -> None:
 
 
 @pytest.mark.parametrize("length", [20, 600])
-def test_a_message_whose_properties_lost_a_sector_is_none(tmp_path: Path, length: int) -> None:
+def test_message_with_a_lost_sector_in_properties_is_dropped(tmp_path: Path, length: int) -> None:
     """Its body's CRC and all lengths are right."""
     live, path = tmp_path / "live", tmp_path / "mq"
     with MessageStore.open(live, config=SMALL) as store:
@@ -71,7 +69,7 @@ def test_a_message_whose_properties_lost_a_sector_is_none(tmp_path: Path, length
 
 
 @pytest.mark.parametrize("again", ["sent back", "committed"])
-def test_zeros_of_a_brokers_message_that_is_put_again_do_not_end_the_log(tmp_path: Path, again: str) -> None:
+def test_zeros_in_a_resent_brokers_message_do_not_end_the_log(tmp_path: Path, again: str) -> None:
     """Nor do they hide the acknowledged messages after it."""
     live, path = tmp_path / "live", tmp_path / "mq"
     with MessageStore.open(live, config=replace(SMALL, mappedFileSizeCommitLog=4 * SIZE)) as store:
@@ -95,14 +93,14 @@ def test_zeros_of_a_brokers_message_that_is_put_again_do_not_end_the_log(tmp_pat
             assert list(bodies(store).values()) == [b"theirs", *acknowledged]
 
 
-def test_a_crash_that_lost_nothing_loses_nothing(crashed: Crashed) -> None:
+def test_crash_without_a_loss_loses_nothing(crashed: Crashed) -> None:
     path, flushed, _ = crashed
     with MessageStore.open(path) as store:
         assert len(bodies(store)) == 80
         assert bodies(store).items() >= flushed.items()
 
 
-def test_a_reader_before_the_recovery_and_after_it(crashed: Crashed) -> None:
+def test_reader_before_and_after_the_recovery(crashed: Crashed) -> None:
     """The reader follows the log itself, and the watermark once a writer has recovered it."""
     path, flushed, end = crashed
     for file in (path / "commitlog").iterdir():
@@ -116,7 +114,7 @@ def test_a_reader_before_the_recovery_and_after_it(crashed: Crashed) -> None:
             assert bodies(store) == bodies(reader)
 
 
-def test_damage_below_the_flushed_offset_is_no_torn_end(
+def test_damage_before_the_flushed_offset_is_no_torn_end(
     crashed: Crashed,
 ) -> None:
     """With its queues deleted the log is walked from its first byte; a bad record there must not end the log."""
@@ -132,7 +130,7 @@ def test_damage_below_the_flushed_offset_is_no_torn_end(
     assert {entry: entry.read_bytes() for entry in (path / "commitlog").iterdir()} == before
 
 
-def test_store_timestamps_do_not_step_back_over_a_crash(
+def test_store_timestamps_do_not_decrease_over_a_crash(
     crashed: Crashed,
 ) -> None:
     path, _, _ = crashed
@@ -146,7 +144,7 @@ def test_store_timestamps_do_not_step_back_over_a_crash(
         assert message.store_timestamp == future
 
 
-def test_a_damaged_store_timestamp_is_not_gone_on_from(path: Path) -> None:
+def test_damaged_store_timestamp_is_not_continued(path: Path) -> None:
     with MessageStore.open(path, read_only=True) as store:
         at = store.get_message("g", "t", 0, 3, 1).messages[0].physical_offset
     with (path / "commitlog" / segment_name(at - at % SIZE)).open("r+b") as file:
@@ -158,11 +156,9 @@ def test_a_damaged_store_timestamp_is_not_gone_on_from(path: Path) -> None:
         assert store.get_message("g", "t", 0, offset).messages[0].store_timestamp < 1 << 43
 
 
-def test_a_device_that_was_mounted_again_under_the_same_boot(tmp_path: Path) -> None:
-    """Unflushed data is lost although the boot id is the same.
-
-    Opening raises an error, and does not shorten the log, until the file of its published end is deleted.
-    """
+def test_device_remounted_in_the_same_boot(tmp_path: Path) -> None:
+    """Unflushed data is lost although the boot id is the same. Opening raises an error, and does not shorten the log,
+    until the file of its published end is deleted."""
     path, left = tmp_path / "mq", tmp_path / "left"
     with MessageStore.open(path, config=SMALL) as store:
         store.create_topic("t", 1)
@@ -186,7 +182,7 @@ def test_a_device_that_was_mounted_again_under_the_same_boot(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("offset", range(27))
 @pytest.mark.parametrize("part", ["record", "entry"])
-def test_no_offset_is_given_twice_where_something_flushed_is_damaged(path: Path, part: str, offset: int) -> None:
+def test_no_offset_is_given_twice_after_damage_of_flushed_data(path: Path, part: str, offset: int) -> None:
     """Otherwise a search for the queue's end would stop there, and later entries would be cut off."""
     file = path / "consumequeue/t/0" / segment_name(offset // 10 * 200)
     at = int(np.frombuffer(file.read_bytes(), CQ_ENTRY)["physical_offset"][offset % 10])
@@ -206,7 +202,7 @@ def test_no_offset_is_given_twice_where_something_flushed_is_damaged(path: Path,
 
 
 @pytest.mark.parametrize("flushed", [5, 40, 63])
-def test_each_key_is_filed(tmp_path: Path, flushed: int) -> None:
+def test_each_key_is_indexed(tmp_path: Path, flushed: int) -> None:
     """Keys of index files that may not be on the device, of flushed messages, and of later ones."""
     live, path = tmp_path / "live", tmp_path / "mq"
     config = replace(SMALL, maxHashSlotNum=20, maxIndexNum=50)
@@ -230,7 +226,7 @@ def test_each_key_is_filed(tmp_path: Path, flushed: int) -> None:
 
 @pytest.mark.parametrize("flushed", [30, 64])
 @pytest.mark.parametrize("index_files", [1, 2])
-def test_what_is_known_of_times_and_keys_afterwards(tmp_path: Path, flushed: int, index_files: int) -> None:
+def test_known_times_and_keys_after_a_crash(tmp_path: Path, flushed: int, index_files: int) -> None:
     """Known in full if no message followed the flushed ones; otherwise a broker may have rebuilt the index."""
     live, path = tmp_path / "live", tmp_path / "mq"
     config = replace(SMALL, maxHashSlotNum=20, maxIndexNum=1000 if index_files == 1 else 40)

@@ -1,5 +1,3 @@
-"""Recovery of directories in which files or parts of files are missing."""
-
 from __future__ import annotations
 
 import json
@@ -25,7 +23,7 @@ from tests.takeover import broker
 
 
 @pytest.mark.parametrize("also", [[], ["watermark"], ["watermark", "checkpoint", "config"]])
-def test_queues_are_made_from_the_log_alone(path: Path, also: list[str]) -> None:
+def test_queues_are_rebuilt_from_the_log_alone(path: Path, also: list[str]) -> None:
     with MessageStore.open(path, read_only=True) as reader:
         expected = bodies(reader)
     files = {file: file.read_bytes() for file in (path / "consumequeue").glob("*/*/*")}
@@ -41,11 +39,9 @@ def test_queues_are_made_from_the_log_alone(path: Path, also: list[str]) -> None
 
 @pytest.mark.parametrize("abort", [False, True])
 @pytest.mark.parametrize("damaged", [False, True])
-def test_a_damaged_record_at_the_end_of_a_clean_directory_is_told(path: Path, damaged: bool, abort: bool) -> None:
-    """A broker's directory has no published end.
-
-    If the broker was killed, a torn end is normal and only lost records are reported.
-    """
+def test_damaged_last_record_of_a_clean_directory_is_reported(path: Path, damaged: bool, abort: bool) -> None:
+    """A broker's directory has no published end. If the broker was killed, a torn end is normal and only lost records
+    are reported."""
     with MessageStore.open(path, read_only=True) as reader:
         ends = [
             reader.get_message("g", "t", queue, reader.max_offset("t", queue) - 1).messages[0] for queue in range(3)
@@ -70,7 +66,7 @@ def test_a_damaged_record_at_the_end_of_a_clean_directory_is_told(path: Path, da
     assert [str(warning.message)[: len(start)] for warning, start in zip(told, expected, strict=True)] == expected
 
 
-def test_one_lost_queue_is_made_anew_with_the_watermark_deleted(path: Path) -> None:
+def test_lost_queue_is_rebuilt_without_the_watermark(path: Path) -> None:
     with MessageStore.open(path, read_only=True) as reader:
         expected = bodies(reader)
     shutil.rmtree(path / "consumequeue/t/1")
@@ -81,7 +77,7 @@ def test_one_lost_queue_is_made_anew_with_the_watermark_deleted(path: Path) -> N
 
 @pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.parametrize("use", [lambda path: MessageStore.open(path).close(), repair])
-def test_a_topic_that_its_broker_deleted_stays_deleted(path: Path, use: Callable[[Path], None], killed: bool) -> None:
+def test_topic_deleted_by_its_broker_stays_deleted(path: Path, use: Callable[[Path], None], killed: bool) -> None:
     """Its records stay in the log, but neither the table nor a queue folder names it. Light queues are in no table."""
     with MessageStore.open(path) as store:
         for topic in ("gone", "%LMQ%light"):
@@ -115,8 +111,8 @@ def test_a_topic_that_its_broker_deleted_stays_deleted(path: Path, use: Callable
     assert verify(path).findings == []
 
 
-def test_a_log_whose_head_was_deleted(path: Path) -> None:
-    """Queues begin where the log does, after pre-blank entries as RocketMQ writes them."""
+def test_queues_begin_at_the_begin_of_a_shortened_log(path: Path) -> None:
+    """After pre-blank entries as RocketMQ writes them."""
     with MessageStore.open(path, read_only=True) as reader:
         before = bodies(reader)
     for start in (0, SIZE, 2 * SIZE):
@@ -137,7 +133,7 @@ def test_a_log_whose_head_was_deleted(path: Path) -> None:
             assert blanks.tolist() == [(0, 0x7FFFFFFF, 0)] * (minimum % 10)
 
 
-def test_queues_that_are_ahead_of_the_log(path: Path) -> None:
+def test_queues_ahead_of_the_log_are_cut(path: Path) -> None:
     with MessageStore.open(path, read_only=True) as reader:
         before = bodies(reader)
     (path / "watermark").unlink()
@@ -151,7 +147,7 @@ def test_queues_that_are_ahead_of_the_log(path: Path) -> None:
         assert bodies(store) == before
 
 
-def test_a_segment_missing_in_the_middle_is_named(path: Path) -> None:
+def test_segment_missing_in_the_middle_is_named(path: Path) -> None:
     (path / "commitlog" / segment_name(SIZE)).unlink()
     (path / "watermark").unlink()
     with pytest.raises(CorruptSegment, match=rf"commitlog: no file for bytes {SIZE} to {2 * SIZE}; restore"):
@@ -159,7 +155,7 @@ def test_a_segment_missing_in_the_middle_is_named(path: Path) -> None:
     assert not (path / "abort").exists(), "a store that could not be opened is as it was"
 
 
-def test_queue_files_that_a_deletion_left_behind_go(tmp_path: Path) -> None:
+def test_leftover_queue_files_of_retention_are_deleted(tmp_path: Path) -> None:
     """Retention died between deleting log and queue files. RocketMQ searches only the first file for a queue's head."""
     with MessageStore.open(tmp_path, config=SMALL) as store:
         store.create_topic("t", 2)
@@ -177,7 +173,7 @@ def test_queue_files_that_a_deletion_left_behind_go(tmp_path: Path) -> None:
         assert first <= head < first + 10, "of ten entries"
 
 
-def test_a_lost_queue_brings_no_dead_append_back(tmp_path: Path) -> None:
+def test_rebuilding_a_queue_does_not_restore_a_dead_append(tmp_path: Path) -> None:
     """The log is walked from its first byte, and has whole records of the dead append after the published end."""
     with MessageStore.open(tmp_path, config=SMALL) as store:
         store.create_topic("t", 1)
@@ -197,7 +193,7 @@ def test_a_lost_queue_brings_no_dead_append_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("offset", [3, 26, 1 << 60, -1])
-def test_a_record_out_of_step_is_named(path: Path, offset: int) -> None:
+def test_record_with_a_wrong_queue_offset_is_named(path: Path, offset: int) -> None:
     """Queue 0 has 27 messages; this is the 13th, and no queue entry contradicts it."""
     with MessageStore.open(path, read_only=True) as store:
         at = store.get_message("g", "t", 0, 12).messages[0].physical_offset
@@ -223,7 +219,7 @@ def zero_properties(path: Path, at: int) -> None:
     file.write_bytes(content)
 
 
-def test_zeros_of_a_sector_in_a_brokers_properties_are_no_loss(tmp_path: Path) -> None:
+def test_zeros_in_a_brokers_properties_are_no_loss(tmp_path: Path) -> None:
     """Zeros count as loss only after a machine crash, and only after the flushed offset."""
     with MessageStore.open(tmp_path, config=SMALL) as store:
         store.create_topic("t", 1)
@@ -239,7 +235,7 @@ def test_zeros_of_a_sector_in_a_brokers_properties_are_no_loss(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_zeros_of_a_sector_in_what_a_broker_appended_are_no_loss(tmp_path: Path, killed: bool) -> None:
+def test_zeros_in_messages_appended_by_a_broker_are_no_loss(tmp_path: Path, killed: bool) -> None:
     """They are after the flushed offset, but the machine did not crash."""
     path = tmp_path / "mq"
     with MessageStore.open(path, config=SMALL) as store:
@@ -253,7 +249,7 @@ def test_zeros_of_a_sector_in_what_a_broker_appended_are_no_loss(tmp_path: Path,
         assert store.max_offset("t", 0) == 7
 
 
-def test_ends_that_know_of_more_than_the_log_take_nothing_away(path: Path) -> None:
+def test_saved_ends_beyond_the_log_lose_nothing(path: Path) -> None:
     """Saved ends count only for a queue without any record in the log."""
     with MessageStore.open(path) as store:
         store.clean(forced=True, config=replace(store.config, deleteFileBatchMax=2))
@@ -268,7 +264,7 @@ def test_ends_that_know_of_more_than_the_log_take_nothing_away(path: Path) -> No
         assert store.put(Message("t", b"next", queue_id=0)).queue_offset == 27
 
 
-def test_the_index_of_another_log_is_made_anew(tmp_path: Path) -> None:
+def test_index_of_another_log_is_rebuilt(tmp_path: Path) -> None:
     """The log was truncated and grew again, so the index refers to positions that are no longer records."""
     for name, size in ("mq", 10), ("other", 20):
         with MessageStore.open(tmp_path / name, config=SMALL) as store:
@@ -283,7 +279,7 @@ def test_the_index_of_another_log_is_made_anew(tmp_path: Path) -> None:
     assert verify(path).findings == []
 
 
-def test_queues_that_are_older_than_what_retention_left(path: Path, tmp_path: Path) -> None:
+def test_queues_older_than_the_last_retention_are_rebuilt(path: Path, tmp_path: Path) -> None:
     """As from a backup: the first remaining messages have no entry, and those before them are deleted."""
     shutil.copytree(path / "consumequeue", tmp_path / "older")
     with MessageStore.open(path, config=replace(SMALL, deleteFileBatchMax=100)) as store:

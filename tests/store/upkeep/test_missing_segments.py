@@ -1,5 +1,3 @@
-"""Missing segments, and a published end that is older than the last retention."""
-
 from __future__ import annotations
 
 import warnings
@@ -44,7 +42,7 @@ def test_opening_warns_of_a_hole_in_the_log(path: Path) -> None:
 
 
 @pytest.mark.parametrize("use", [lambda path: MessageStore.open(path).close(), repair])
-def test_a_published_end_from_before_what_retention_took(path: Path, use: Callable[[Path], None]) -> None:
+def test_published_end_older_than_the_last_retention(path: Path, use: Callable[[Path], None]) -> None:
     """A restored end does not describe this log: the log is walked, and no byte is deleted."""
     before = (path / "watermark").read_bytes()
     with MessageStore.open(path) as store:

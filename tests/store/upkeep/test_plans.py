@@ -1,5 +1,3 @@
-"""The recovery plan of each kind of directory, and its reason."""
-
 from __future__ import annotations
 
 import itertools
@@ -10,7 +8,7 @@ from store.upkeep.plans import CASES, Evidence, Filed, Point, plan_for
 
 
 @pytest.mark.parametrize("evidence", [Evidence(*facts) for facts in itertools.product([True, False], repeat=5)])
-def test_every_directory_has_its_case(evidence: Evidence) -> None:
+def test_every_directory_has_exactly_one_plan(evidence: Evidence) -> None:
     matching = [
         plan
         for pattern, plan in CASES

@@ -1,5 +1,3 @@
-"""Find damaged queues, and repair them."""
-
 from __future__ import annotations
 
 import re
@@ -46,7 +44,7 @@ DAMAGED_QUEUES: dict[str, tuple[Damage, str, str]] = {
 
 
 @pytest.mark.parametrize("case", DAMAGED_QUEUES)
-def test_a_damaged_queue_is_found_and_repaired(path: Path, case: str) -> None:
+def test_damaged_queue_is_found_and_repaired(path: Path, case: str) -> None:
     damage, where, what = DAMAGED_QUEUES[case]
     if case in ("one more", "stale"):
         (path / QUEUE / segment_name(600)).write_bytes(bytes(200))
@@ -65,7 +63,7 @@ def test_a_damaged_queue_is_found_and_repaired(path: Path, case: str) -> None:
         assert [row["body"][0] for b in store.scan("t", 0, 0, 30) for row in b.to_pylist()] == list(range(30))
 
 
-def test_queues_that_a_running_broker_has_not_filled_yet(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queues_not_filled_yet_by_a_running_broker(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (path / "watermark").unlink()
     late = path / QUEUE / segment_name(400)
     entries = late.read_bytes()
@@ -92,8 +90,8 @@ def cleaned(path: Path) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("which", ["one", "all"])
-def test_damaged_entries_of_records_that_retention_took(tmp_path: Path, which: str) -> None:
-    """No record exists to compare them with, and readers would misjudge where the queue begins."""
+def test_damaged_entries_of_deleted_records_are_found(tmp_path: Path, which: str) -> None:
+    """No record exists to compare them with, and readers would misjudge the queue's begin."""
     path = tmp_path / "mq"
     first, end = cleaned(path)
     file = path / QUEUE / segment_name(first // 10 * 200)
@@ -113,7 +111,7 @@ def test_damaged_entries_of_records_that_retention_took(tmp_path: Path, which: s
 
 
 @pytest.mark.parametrize("way", ["opened", "repaired"])
-def test_a_first_file_of_which_retention_took_a_part_is_lost(tmp_path: Path, way: str) -> None:
+def test_lost_first_file_with_some_deleted_records_is_rebuilt(tmp_path: Path, way: str) -> None:
     path = tmp_path / "mq"
     first, end = cleaned(path)
     (path / QUEUE / segment_name(first // 10 * 200)).write_bytes(bytes(200))

@@ -85,7 +85,7 @@ def lose_a_file(path: Path) -> None:
     ("change", "kept"),
     [(lose_queues, 3), (leave_as_a_broker, 3), (another_boot, 3), (kill_a_broker, 1), (lose_a_file, 0)],
 )
-def test_what_is_whole_is_kept(path: Path, change: Callable[[Path], None], kept: int) -> None:
+def test_intact_index_files_are_kept(path: Path, change: Callable[[Path], None], kept: int) -> None:
     before = [(file.name, file.stat().st_ino) for file in files(path)]
     held = [os.open(path / "index" / name, os.O_RDONLY) for name, _ in before]  # keeps inode numbers from being reused
     change(path)
@@ -104,7 +104,9 @@ def test_what_is_whole_is_kept(path: Path, change: Callable[[Path], None], kept:
 
 @pytest.mark.parametrize("alone", [True, False])
 @pytest.mark.parametrize("died_at", range(4))
-def test_who_dies_while_it_is_made_anew(path: Path, monkeypatch: pytest.MonkeyPatch, died_at: int, alone: bool) -> None:
+def test_recovery_dies_while_it_rebuilds_the_index(
+    path: Path, monkeypatch: pytest.MonkeyPatch, died_at: int, alone: bool
+) -> None:
     """Keys that the file counts but no slot points to are indexed again: otherwise no lookup would find them."""
     lose_queues(path)
     if alone:
@@ -126,7 +128,7 @@ def test_who_dies_while_it_is_made_anew(path: Path, monkeypatch: pytest.MonkeyPa
     assert verify(path).findings == []
 
 
-def test_a_file_that_ends_with_the_logs_first_record_is_kept(path: Path) -> None:
+def test_file_that_ends_with_the_logs_first_record_is_kept(path: Path) -> None:
     """Retention deleted the earlier records with old segments."""
     path = path.with_name("other")
     with MessageStore.open(path, config=replace(CONFIG, deleteFileBatchMax=2)) as store:
@@ -144,7 +146,7 @@ def test_a_file_that_ends_with_the_logs_first_record_is_kept(path: Path) -> None
 
 
 @pytest.mark.parametrize("zeros", [True, False], ids=["zeros", "without its name"])
-def test_a_newest_file_that_the_device_lost_costs_no_walk_of_the_whole_log(path: Path, zeros: bool) -> None:
+def test_lost_newest_file_needs_no_walk_of_the_whole_log(path: Path, zeros: bool) -> None:
     """Its keys are indexed again after those of the earlier files, although the saved ends list the lost file."""
     (path / "abort").touch()  # it was killed, and the machine crashed
     newest = files(path)[-1]
@@ -161,7 +163,7 @@ def test_a_newest_file_that_the_device_lost_costs_no_walk_of_the_whole_log(path:
     assert verify(path).findings == []
 
 
-def test_another_file_that_is_lost_when_the_machine_went_down(path: Path) -> None:
+def test_lost_earlier_file_is_rebuilt_after_a_machine_crash(path: Path) -> None:
     (path / "abort").touch()
     another_boot(path)
     files(path)[0].unlink()

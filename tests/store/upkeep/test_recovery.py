@@ -1,4 +1,4 @@
-"""When recovery runs, and what it refuses. Its results: `test_machine_crashes` and others."""
+"""When recovery runs, and when it refuses. Its results: `test_machine_crashes` and others."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from tests.store.upkeep.test_damaged import digests
     ("times", "least", "expected"),
     [([5, 5, 6], 6, 0), ([5, 5, 6], 5, 30), ([5, 4, 4], 6, 10), ([5, 6, 4], 6, 20), ([7, 8, 8], 9, 0)],
 )
-def test_from_where_on_times_ascend(times: list[int], least: int, expected: int) -> None:
+def test_begin_of_ascending_times(times: list[int], least: int, expected: int) -> None:
     walked = _Times(0)
     walked.follow(np.array([0, 10, 20]), np.array(times))
     assert walked.ascend_from(30, least) == expected
 
 
-def test_recovery_wants_to_be_alone(path: Path) -> None:
+def test_recovery_excludes_other_writers(path: Path) -> None:
     with MessageStore.open(path):
         (path / "watermark").unlink()
         with pytest.raises(StoreLocked, match="were deleted while other processes write here; close those"):
             MessageStore.open(path)
 
 
-def test_a_crash_in_the_middle_of_a_recovery(path: Path) -> None:
-    """Recovery is idempotent: after any partial write of the queues, the next run has the same result."""
+def test_recovery_is_idempotent(path: Path) -> None:
+    """After any partial write of the queues, the next run has the same result."""
     with MessageStore.open(path, read_only=True) as reader:
         expected = bodies(reader)
     for keep in range(0, 540, 45):
@@ -51,7 +51,7 @@ def test_a_crash_in_the_middle_of_a_recovery(path: Path) -> None:
 
 @pytest.mark.parametrize("topics", [{"t": {"readQueueNums": "x"}}, {"t": {"readQueueNums": 3}, "a/b": {}}])
 @pytest.mark.parametrize("use", [lambda path: MessageStore.open(path).close(), repair])
-def test_a_table_of_topics_that_is_none_is_refused_before_anything_is_written(
+def test_wrong_table_of_topics_is_refused_before_any_write(
     path: Path, use: Callable[[Path], None], topics: dict[str, object]
 ) -> None:
     (path / "config/topics.json").write_text(json.dumps({"topicConfigTable": topics}))
@@ -63,7 +63,7 @@ def test_a_table_of_topics_that_is_none_is_refused_before_anything_is_written(
     assert digests(path) == before
 
 
-def test_a_damaged_body_where_the_last_segment_begins_is_no_missing_segment(path: Path) -> None:
+def test_damaged_body_at_the_last_segments_begin_is_no_loss(path: Path) -> None:
     """Reading the message raises an error; opening the store does not walk the log to find it."""
     last = max((path / "commitlog").iterdir())
     content = bytearray(last.read_bytes())

@@ -1,5 +1,3 @@
-"""Recovery of directories that a RocketMQ broker used."""
-
 from __future__ import annotations
 
 import os
@@ -24,8 +22,8 @@ from tests.store.upkeep.crashed import SIZE, SMALL, put
 from tests.takeover import broker
 
 
-def test_a_broker_that_appended_after_us(path: Path) -> None:
-    """A broker does not update the watermark. Its messages are found and not overwritten."""
+def test_messages_that_a_broker_appended_are_found(path: Path) -> None:
+    """A broker does not update the watermark. Its messages are not overwritten."""
     before = (path / "watermark").read_bytes()
     with MessageStore.open(path) as broker:
         put(broker, 7)
@@ -42,7 +40,7 @@ def test_a_broker_that_appended_after_us(path: Path) -> None:
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_broker_that_appended_after_us_and_deleted_all_that_was_ours(tmp_path: Path, killed: bool) -> None:
+def test_queue_continues_after_a_broker_deleted_our_messages(tmp_path: Path, killed: bool) -> None:
     """A queue without messages continues at the offset in the broker's files, not at our older one."""
     path = tmp_path / "mq"
     with MessageStore.open(path, config=SMALL) as store:
@@ -66,7 +64,7 @@ def test_a_broker_that_appended_after_us_and_deleted_all_that_was_ours(tmp_path:
     assert verify(path).findings == []
 
 
-def test_a_reader_of_a_directory_where_a_broker_appends_after_us(path: Path) -> None:
+def test_reader_finds_messages_that_a_broker_appended(path: Path) -> None:
     before = (path / "watermark").read_bytes()
     with MessageStore.open(path) as broker:
         put(broker, 7)
@@ -77,7 +75,7 @@ def test_a_reader_of_a_directory_where_a_broker_appends_after_us(path: Path) -> 
 
 
 @pytest.mark.parametrize("puts", [0, 1])
-def test_a_part_of_a_record_that_a_killed_broker_left_goes(path: Path, puts: int) -> None:
+def test_partial_record_of_a_killed_broker_is_removed(path: Path, puts: int) -> None:
     """Otherwise it would stay before the next records, and readers would report possibly missing messages."""
     with MessageStore.open(path, read_only=True) as reader:
         expected = len(bodies(reader))
@@ -112,7 +110,7 @@ def test_stale_entries_of_a_broker_do_not_count(path: Path) -> None:
         assert reader.offsets("t", 0) == (minimum, maximum)
 
 
-def test_the_checkpoint_decides_where_a_killed_brokers_log_may_be_torn(path: Path) -> None:
+def test_checkpoint_limits_the_torn_end_of_a_brokers_log(path: Path) -> None:
     """Before the last segment older than the checkpoint a bad record is damage; after it, a torn end."""
     assert plan_for(Evidence(False, False, True, True, True)) == Plan(
         Point.FIRST_BYTE, Point.CHECKPOINT, Filed.CHECKPOINT
@@ -136,7 +134,7 @@ def test_the_checkpoint_decides_where_a_killed_brokers_log_may_be_torn(path: Pat
 @pytest.mark.parametrize("use", [lambda path: MessageStore.open(path).close(), repair])
 @pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.parametrize("lose", [os.unlink, lambda file: file.write_bytes(bytes(SIZE))])
-def test_queues_know_of_more_than_the_log_of_a_broker_has(
+def test_queues_ahead_of_a_brokers_log_show_a_lost_segment(
     path: Path, lose: Callable[[Path], object], killed: bool, use: Callable[[Path], None]
 ) -> None:
     """Nothing else shows that the last segment is missing. If the broker was killed, a crash may have lost it."""
@@ -157,10 +155,8 @@ def test_queues_know_of_more_than_the_log_of_a_broker_has(
 
 @pytest.mark.parametrize("appends", [False, True])
 @pytest.mark.parametrize("first_kept", [1, 30, 60])
-def test_a_broker_that_made_the_index_anew_after_a_killed_writer(
-    tmp_path: Path, first_kept: int, appends: bool
-) -> None:
-    """RocketMQ 5.5 rebuilds it from where its recovery starts: the earlier keys are missing, and are indexed again."""
+def test_index_rebuilt_by_a_broker_is_completed(tmp_path: Path, first_kept: int, appends: bool) -> None:
+    """RocketMQ 5.5 rebuilds it from where its recovery starts, so the earlier keys are missing."""
     live, path, copy = (tmp_path / name for name in ("live", "mq", "copy"))
     store = MessageStore.open(live, config=SMALL)
     store.create_topic("t", 1)

@@ -1,4 +1,4 @@
-"""What a repair requires and leaves unchanged. Repairs: `test_verify`, `test_queues_check`, `test_index_check`."""
+"""Requirements of a repair. Repairs: `test_verify`, `test_queues_check`, `test_index_check`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def contents(path: Path) -> dict[Path, bytes]:
     return {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
-def test_it_needs_the_store_alone(path: Path) -> None:
+def test_repair_excludes_other_writers(path: Path) -> None:
     with MessageStore.open(path) as store:
         with pytest.raises(StoreLocked, match="other processes write here; close them before a repair"):
             repair(path)
@@ -35,17 +35,17 @@ def test_it_needs_the_store_alone(path: Path) -> None:
     assert verify(path).findings == []
 
 
-def test_it_needs_a_store(tmp_path: Path) -> None:
+def test_repair_needs_a_store(tmp_path: Path) -> None:
     with pytest.raises(NotAStore):
         repair(tmp_path)
 
 
-def test_a_url(path: Path) -> None:
+def test_repair_accepts_a_url(path: Path) -> None:
     repair(f"file://{path}")
     assert verify(f"file://{path}").findings == []
 
 
-def test_one_that_fails_leaves_queues_and_index(path: Path) -> None:
+def test_failed_repair_leaves_queues_and_index(path: Path) -> None:
     log = path / "commitlog" / f"{0:020d}"
     sound = log.read_bytes()
     damaged = bytearray(sound)

@@ -53,7 +53,9 @@ SMALL = StoreConfig(
         (4, 80, True, True, Reason.FORCED, [1000, 1100, 1200]),
     ],
 )
-def test_what_goes_when(hour: int, used: int, asked: bool, forced: bool, reason: Reason, starts: list[int]) -> None:
+def test_decisions_depend_on_hour_and_disk_usage(
+    hour: int, used: int, asked: bool, forced: bool, reason: Reason, starts: list[int]
+) -> None:
     assert decide(StoreConfig(), CleanMoment(NOW, hour, used, asked, forced), SEGMENTS) == (reason, starts)
 
 
@@ -70,16 +72,16 @@ def test_what_goes_when(hour: int, used: int, asked: bool, forced: bool, reason:
         ({"diskSpaceCleanForciblyRatio": 100}, 100, [1000, 1100]),
     ],
 )
-def test_settings(settings: dict[str, int], used: int, starts: list[int]) -> None:
+def test_settings_are_applied(settings: dict[str, int], used: int, starts: list[int]) -> None:
     assert decide(StoreConfig(**settings), CleanMoment(NOW, 4, used), SEGMENTS).starts == starts
 
 
-def test_a_young_segment_keeps_the_older_ones_behind_it() -> None:
+def test_young_segment_keeps_later_older_ones() -> None:
     segments = [LogSegment(0, NOW - 5 * DAYS), LogSegment(100, NOW), LogSegment(200, NOW - 5 * DAYS)]
     assert decide(StoreConfig(), CleanMoment(NOW, 4, 10), segments).starts == [0]
 
 
-def test_used_percent_is_what_df_says(tmp_path: Path) -> None:
+def test_used_percent_equals_dfs(tmp_path: Path) -> None:
     printed = subprocess.run(["df", "--output=pcent", tmp_path], capture_output=True, text=True, check=True).stdout
     assert abs(used_percent(tmp_path) - int(printed.split()[-1].rstrip("%"))) <= 1
 
@@ -117,7 +119,7 @@ def kept(store: MessageStore) -> list[int]:
     return [row["queueOffset"] for row in rows]
 
 
-def test_old_segments_go_and_what_points_into_them(path: Path) -> None:
+def test_old_segments_and_their_entries_are_deleted(path: Path) -> None:
     age(path, 4, 0, 1, 2, 3, 4)
     other_hour = replace(SMALL, deleteWhen=f"{(time.localtime().tm_hour + 12) % 24:02}")
     with MessageStore.open(path, config=other_hour) as store, MessageStore.open(path, read_only=True) as reader:
@@ -143,7 +145,7 @@ def test_old_segments_go_and_what_points_into_them(path: Path) -> None:
         assert store.offsets("t", 1) == (1, 2)
 
 
-def test_the_last_segment_with_a_record_stays(path: Path) -> None:
+def test_last_segment_with_a_record_is_kept(path: Path) -> None:
     with MessageStore.open(path) as store:
         assert len(store.clean(forced=True).log) == 9
         assert kept(store) == [27, 28, 29]
@@ -155,7 +157,7 @@ def test_the_last_segment_with_a_record_stays(path: Path) -> None:
         assert kept(store) == [33]
 
 
-def test_a_segment_that_exists_already_does_not_cost_the_last_records(path: Path) -> None:
+def test_preallocated_segment_keeps_the_last_records(path: Path) -> None:
     """A RocketMQ broker creates the next file ahead of time."""
     with MessageStore.open(path) as store:
         (path / "commitlog" / segment_name(10 * 4096)).write_bytes(bytes(4096))
@@ -163,13 +165,13 @@ def test_a_segment_that_exists_already_does_not_cost_the_last_records(path: Path
         assert kept(store) == [27, 28, 29]
 
 
-def test_a_step_is_bounded(path: Path) -> None:
+def test_step_is_limited(path: Path) -> None:
     age(path, 4)
     with MessageStore.open(path, config=replace(SMALL, deleteFileBatchMax=4)) as store:
         assert [len(store.clean(asked=True).log) for _ in range(4)] == [4, 4, 1, 0]
 
 
-def test_nothing_goes_at_another_hour(path: Path) -> None:
+def test_nothing_is_deleted_at_another_hour(path: Path) -> None:
     age(path, 4)
     four, five = (time.mktime((2030, 1, 1, hour, 30, 0, 0, 0, -1)) for hour in (4, 5))
     with MessageStore.open(path) as store:
@@ -178,7 +180,7 @@ def test_nothing_goes_at_another_hour(path: Path) -> None:
         assert len(store.clean(now=four).log) == 9
 
 
-def test_a_dry_run_deletes_nothing_and_needs_no_writer(path: Path) -> None:
+def test_dry_run_deletes_nothing_and_needs_no_writer(path: Path) -> None:
     age(path, 4)
     with MessageStore.open(path, read_only=True) as reader:
         assert len(reader.clean(asked=True, dry_run=True).log) == 9
@@ -187,7 +189,7 @@ def test_a_dry_run_deletes_nothing_and_needs_no_writer(path: Path) -> None:
             reader.clean(asked=True)
 
 
-def test_what_went_is_told(tmp_path: Path) -> None:
+def test_deleted_files_are_reported(tmp_path: Path) -> None:
     """Files of log, queues and index, and the bytes that they used on the device."""
     with MessageStore.open(tmp_path, config=replace(SMALL, maxHashSlotNum=20, maxIndexNum=20)) as store:
         store.create_topic("t", 1)
@@ -206,7 +208,7 @@ def test_what_went_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kept_from", "gone"), [(None, 9), (0, 0), (4095, 0), (4096, 1), (8191, 1), (8192, 2)])
-def test_what_is_to_be_archived_stays(path: Path, kept_from: int | None, gone: int) -> None:
+def test_unarchived_segments_are_kept(path: Path, kept_from: int | None, gone: int) -> None:
     log, index = CommitLog(path, 4096, writable=False), Index.of(path, SMALL, writable=False)
     retention = Retention(path, SMALL, log, index, ConsumeQueues(path, 200, writable=False))
     decision, _, kept = retention.decide(41_000, None, kept_from, asked=False, forced=True)
@@ -214,13 +216,13 @@ def test_what_is_to_be_archived_stays(path: Path, kept_from: int | None, gone: i
     assert kept == 9 - gone
 
 
-def test_an_empty_store(tmp_path: Path) -> None:
+def test_empty_store_has_nothing_to_delete(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path, config=SMALL) as store:
         assert store.clean(forced=True).log == []
         assert store.clean(forced=True).min_offset == 0
 
 
-def test_a_scan_under_way_ends_with_all_or_with_what_is_lost(path: Path) -> None:
+def test_running_scan_raises_for_deleted_messages(path: Path) -> None:
     with MessageStore.open(path) as store, MessageStore.open(path, read_only=True) as reader:
         batches = reader.scan("t", 0, 0, 30, columns=("queueOffset",), max_rows=3)
         seen = next(batches).column(0).to_pylist()
@@ -231,7 +233,7 @@ def test_a_scan_under_way_ends_with_all_or_with_what_is_lost(path: Path) -> None
         assert reader.offsets("t", 0) == (27, 30)
 
 
-def test_a_writer_that_was_idle_while_its_queue_files_went(path: Path) -> None:
+def test_idle_writer_continues_although_queue_files_were_deleted(path: Path) -> None:
     with MessageStore.open(path) as idle, MessageStore.open(path) as busy:
         assert idle.put(Message("t", bytes(1000), queue_id=0)).queue_offset == 30
         for _ in range(60):
@@ -244,7 +246,7 @@ def test_a_writer_that_was_idle_while_its_queue_files_went(path: Path) -> None:
         assert busy.offsets("t", 0)[1] == 92
 
 
-def test_a_reader_of_a_brokers_directory_that_retention_overtakes(path: Path, tmp_path: Path) -> None:
+def test_reader_of_a_brokers_directory_survives_retention(path: Path, tmp_path: Path) -> None:
     theirs = shutil.copytree(path, tmp_path.with_name(f"{tmp_path.name}-theirs"))
     (theirs / "watermark").unlink()
     later = sorted((theirs / "commitlog").iterdir())[5:]
@@ -260,7 +262,7 @@ def test_a_reader_of_a_brokers_directory_that_retention_overtakes(path: Path, tm
         assert reader.offsets("t", 0) == (21, 30)
 
 
-def test_several_clean_at_once(path: Path) -> None:
+def test_several_processes_clean_concurrently(path: Path) -> None:
     with ExitStack() as stack, ThreadPoolExecutor(4) as pool:
         stores = [stack.enter_context(MessageStore.open(path)) for _ in range(4)]
         done = list(pool.map(lambda store: store.clean(forced=True), stores))
@@ -282,7 +284,7 @@ print(store.path)
 """
 
 
-def test_readers_of_other_processes_lose_the_old_and_nothing_else(path: Path) -> None:
+def test_other_processes_lose_only_old_messages(path: Path) -> None:
     """Tails never step back and heads never pass them, while segments are deleted as fast as they are written."""
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], cwd=Path(__file__).parents[3])
     lost = read = 0
@@ -304,12 +306,9 @@ def test_readers_of_other_processes_lose_the_old_and_nothing_else(path: Path) ->
     assert read > 0
 
 
-def test_an_append_that_dies_while_segments_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The append had begun the queue's next file.
-
-    The file before is the last again and stays: otherwise recording the queue's end would need space for a whole file,
-    which a full disk lacks.
-    """
+def test_append_dies_during_retention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The append had begun the queue's next file. The file before is the last again and stays: otherwise saving the
+    queue's end would need space for a whole file, which a full disk lacks."""
     config = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, flushIntervalCommitLog=3_600_000)
     with MessageStore.open(tmp_path, config=config) as store, MessageStore.open(tmp_path, config=config) as dying:
         store.create_topic("t", 2)
@@ -338,8 +337,8 @@ def test_an_append_that_dies_while_segments_go(tmp_path: Path, monkeypatch: pyte
         assert store.put(Message("t", b"next", queue_id=0)).queue_offset == 10
 
 
-def test_the_last_published_record_stays_where_recovery_ended_behind_its_segment(tmp_path: Path) -> None:
-    """The next segment is an empty file, so the log ends where a segment does."""
+def test_last_published_record_before_an_empty_segment_is_kept(tmp_path: Path) -> None:
+    """The next segment is an empty file, so the log ends at the end of a segment."""
     path = tmp_path / "mq"
     with MessageStore.open(path, config=SMALL) as store:
         store.create_topic("t", 1)
@@ -353,7 +352,7 @@ def test_the_last_published_record_stays_where_recovery_ended_behind_its_segment
         assert store.offsets("t", 0)[0] == 0
 
 
-def test_a_queue_of_which_the_log_has_nothing_goes_on_where_it_ended_though_it_is_lost(tmp_path: Path) -> None:
+def test_lost_queue_without_records_continues_at_its_saved_end(tmp_path: Path) -> None:
     """The cleaning process was killed after it had saved the end, which nothing else records."""
     with MessageStore.open(tmp_path / "mq", config=SMALL) as store:
         store.create_topic("t", 1)
@@ -367,7 +366,7 @@ def test_a_queue_of_which_the_log_has_nothing_goes_on_where_it_ended_though_it_i
         assert store.put(Message("t", b"next")).queue_offset == 3
 
 
-def test_no_queue_file_goes_by_one_damaged_entry(tmp_path: Path) -> None:
+def test_damaged_entry_does_not_delete_a_queue_file(tmp_path: Path) -> None:
     """The file's last entry names a deleted record, but earlier ones name existing records."""
     path = tmp_path / "mq"
     with MessageStore.open(path, config=replace(SMALL, deleteFileBatchMax=1)) as store:

@@ -27,7 +27,7 @@ reboots = pytest.mark.parametrize("reboot", [True, False])
 
 
 @reboots
-def test_no_group_stands_behind_what_was_lost(
+def test_group_offsets_are_cut_to_the_end_after_a_loss(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, *, reboot: bool
 ) -> None:
     """Otherwise the group would skip the messages that replace the lost ones."""
@@ -55,7 +55,7 @@ def test_no_group_stands_behind_what_was_lost(
     assert "group g stood behind what the log has" in caplog.text
 
 
-def test_nobody_inherits_of_a_dead_member_what_was_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_lost_commits_of_a_dead_member_are_not_inherited(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The backup was taken while a member was alive, and its files were copied last."""
     path, after = tmp_path / "mq", tmp_path / "after"
     config = ConsumerConfig(consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
@@ -86,7 +86,7 @@ def test_nobody_inherits_of_a_dead_member_what_was_lost(tmp_path: Path, caplog: 
     assert "had done more than the log has" in caplog.text
 
 
-def test_no_group_stands_behind_an_append_that_was_undone(tmp_path: Path) -> None:
+def test_group_offsets_are_cut_after_an_undone_append(tmp_path: Path) -> None:
     """A broker serves the remains of a dead append as messages; after the broker is killed, they are dropped."""
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)
@@ -103,7 +103,7 @@ def test_no_group_stands_behind_an_append_that_was_undone(tmp_path: Path) -> Non
         assert store.consumer_offset("g", "t", 0) == 1
 
 
-def test_no_group_stands_in_a_queue_that_is_not_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_group_offsets_of_missing_queues_are_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The group would skip the first messages of the recreated queue. Brokers keep offsets of deleted topics."""
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)
@@ -119,7 +119,7 @@ def test_no_group_stands_in_a_queue_that_is_not_there(tmp_path: Path, caplog: py
     assert "group g stood behind what the log has" in caplog.text
 
 
-def test_no_group_goes_back_that_stands_before_the_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_group_offsets_before_the_end_are_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Regardless of the saved ends: existing queues are read themselves."""
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 2)
@@ -138,7 +138,7 @@ def test_no_group_goes_back_that_stands_before_the_end(tmp_path: Path, caplog: p
 
 
 @reboots
-def test_a_transaction_that_was_ended_behind_the_end_is_open(tmp_path: Path, *, reboot: bool) -> None:
+def test_transaction_ended_beyond_the_end_is_open_again(tmp_path: Path, *, reboot: bool) -> None:
     """The log may still have an op message of a later half message."""
     live, back = tmp_path / "live", tmp_path / "back"
     with MessageStore.open(live, config=SMALL) as store:
@@ -159,7 +159,7 @@ def test_a_transaction_that_was_ended_behind_the_end_is_open(tmp_path: Path, *, 
         assert [message.body for _, message in transactions.open(immunity=0)] == [b"first"]
 
 
-def test_groups_of_any_name(crashed: Crashed) -> None:
+def test_any_group_name_is_handled(crashed: Crashed) -> None:
     """A broker accepts any group name; a key without a group is ignored."""
     path, _, _ = crashed
     file = path / "config/consumerOffset.json"
@@ -173,7 +173,7 @@ def test_groups_of_any_name(crashed: Crashed) -> None:
 
 @reboots
 @pytest.mark.parametrize("made_again", [True, False], ids=["made again there", "not"])
-def test_a_topic_that_was_deleted_behind_the_logs_end_is_there_when_it_is_made_again(
+def test_deletion_beyond_the_logs_end_hides_no_new_message(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, *, reboot: bool, made_again: bool
 ) -> None:
     """As when a backup has a newer table of topics than log, which says up to where messages do not count."""
@@ -209,7 +209,7 @@ def test_a_topic_that_was_deleted_behind_the_logs_end_is_there_when_it_is_made_a
         assert store.max_offset("u", 0) == 1
 
 
-def test_what_was_deleted_before_the_end_stays_so(crashed: Crashed) -> None:
+def test_deletion_before_the_end_is_kept(crashed: Crashed) -> None:
     path, _, _ = crashed
     delete_topic(path, "t")
     deleted = json.loads((path / "config/topics.json").read_text())["deletedTopics"]
@@ -217,7 +217,7 @@ def test_what_was_deleted_before_the_end_stays_so(crashed: Crashed) -> None:
     assert json.loads((path / "config/topics.json").read_text())["deletedTopics"] == deleted
 
 
-def test_a_queue_that_lost_a_file_keeps_no_group_in_the_others(path: Path) -> None:
+def test_damaged_queue_does_not_block_cuts_in_others(path: Path) -> None:
     """Reading that queue raises an error; in the other queues the group would skip the next messages."""
     with MessageStore.open(path) as store:
         store.create_topic("u", 1)

@@ -1,5 +1,3 @@
-"""What a path may contain, and the errors for other contents."""
-
 from __future__ import annotations
 
 import os
@@ -22,7 +20,7 @@ def listing(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["missing", "empty", "other files"])
-def test_a_reader_wants_a_store(tmp_path: Path, kind: str) -> None:
+def test_reader_needs_a_store(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "mq"
     if kind != "missing":
         path.mkdir()
@@ -36,7 +34,7 @@ def test_a_reader_wants_a_store(tmp_path: Path, kind: str) -> None:
     assert listing(tmp_path) == before
 
 
-def test_a_writer_leaves_other_files_alone(tmp_path: Path) -> None:
+def test_writer_refuses_a_directory_with_other_files(tmp_path: Path) -> None:
     for name in ("d.txt", "c.txt", "b.txt", "a.txt"):
         (tmp_path / name).touch()
     before = listing(tmp_path)
@@ -45,20 +43,20 @@ def test_a_writer_leaves_other_files_alone(tmp_path: Path) -> None:
     assert listing(tmp_path) == before
 
 
-def test_a_file_is_no_directory(tmp_path: Path) -> None:
+def test_file_is_refused_as_a_directory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(NotAStore, match=r"file: a file; name a directory"):
         MessageStore.open(tmp_path / "file")
 
 
-def test_a_config_folder_may_be_there_first(tmp_path: Path) -> None:
+def test_config_folder_may_exist_first(tmp_path: Path) -> None:
     (tmp_path / "config").mkdir()
     (tmp_path / "config/store.conf").write_text("mappedFileSizeCommitLog=8192\n")
     with MessageStore.open(tmp_path) as store:
         assert store.config.mappedFileSizeCommitLog == 8192
 
 
-def test_sizes_are_those_of_the_first_opening(tmp_path: Path) -> None:
+def test_sizes_are_set_by_the_first_opening(tmp_path: Path) -> None:
     MessageStore.open(tmp_path, config=SMALL).close()
     for options in ({}, {"config": StoreConfig(maxMessageSize=10)}, {"read_only": True}):
         with MessageStore.open(tmp_path, **options) as store:
@@ -68,7 +66,7 @@ def test_sizes_are_those_of_the_first_opening(tmp_path: Path) -> None:
         assert store.config.maxMessageSize == 10
 
 
-def test_two_that_make_a_store_at_the_same_moment_with_other_sizes(tmp_path: Path) -> None:
+def test_concurrent_creation_with_other_sizes_is_refused(tmp_path: Path) -> None:
     """The second store looked for existing sizes before the first had written any."""
     directory = StoreDirectory.at(tmp_path)
     directory.create()
@@ -83,7 +81,7 @@ def test_two_that_make_a_store_at_the_same_moment_with_other_sizes(tmp_path: Pat
         assert first.get_message("g", "t", 0, 100).messages[0].body == b"x"
 
 
-def test_a_store_that_another_process_makes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_created_concurrently_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is created while this process checks the directory's contents."""
     listed = Path.iterdir
 
@@ -96,7 +94,7 @@ def test_a_store_that_another_process_makes_meanwhile(tmp_path: Path, monkeypatc
         assert store.create_topic("t", 1) == 1
 
 
-def test_sizes_are_added_to_settings_that_lack_them(tmp_path: Path) -> None:
+def test_missing_sizes_are_added_to_the_settings(tmp_path: Path) -> None:
     (tmp_path / "config").mkdir()
     conf = tmp_path / "config/store.conf"
     conf.write_text("# mine\nmappedFileSizeCommitLog=8192\nlistenPort=7")
@@ -113,7 +111,7 @@ def test_sizes_are_added_to_settings_that_lack_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("left", [b"", b"\0" * 700, b"\n", None])
-def test_settings_that_a_crash_left_empty_or_that_are_lost(three_segments: Path, left: bytes | None) -> None:
+def test_empty_or_lost_settings_are_a_warning(three_segments: Path, left: bytes | None) -> None:
     """`clean` would use another fileReservedTime."""
     conf = three_segments / "config/store.conf"
     what = "lost" if left is None else "empty, as after a crash"
@@ -137,7 +135,7 @@ def test_settings_that_a_crash_left_empty_or_that_are_lost(three_segments: Path,
         MessageStore.open(three_segments).close()
 
 
-def test_a_later_versions_settings(tmp_path: Path) -> None:
+def test_settings_of_a_later_version_are_kept(tmp_path: Path) -> None:
     MessageStore.open(tmp_path, config=SMALL).close()
     conf = tmp_path / "config/store.conf"
     conf.write_text(conf.read_text() + "invented=later\n")
@@ -146,7 +144,7 @@ def test_a_later_versions_settings(tmp_path: Path) -> None:
     assert conf.read_text().endswith("invented=later\n")
 
 
-def test_abort_is_there_while_a_writer_is(tmp_path: Path) -> None:
+def test_abort_exists_while_a_writer_is_open(tmp_path: Path) -> None:
     abort = tmp_path / "abort"
     with MessageStore.open(tmp_path):
         assert abort.read_text() == str(os.getpid())
@@ -158,7 +156,7 @@ def test_abort_is_there_while_a_writer_is(tmp_path: Path) -> None:
         assert not abort.exists()
 
 
-def test_a_reader_changes_nothing(tmp_path: Path) -> None:
+def test_reader_changes_nothing(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path, config=SMALL) as store:
         store.create_topic("t")
         store.put(Message("t", b"x"))
@@ -180,7 +178,7 @@ def three_segments(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("folder", ["commitlog", "consumequeue/t/0"])
-def test_a_segment_cut_short(three_segments: Path, folder: str) -> None:
+def test_truncated_segment_is_an_error(three_segments: Path, folder: str) -> None:
     file = three_segments / folder / segment_name(0)
     os.truncate(file, 100)
     with (
@@ -190,7 +188,7 @@ def test_a_segment_cut_short(three_segments: Path, folder: str) -> None:
         list(reader.scan("t", 0, 0, 9))
 
 
-def test_a_file_with_a_wrong_name(three_segments: Path) -> None:
+def test_file_with_a_wrong_name_is_an_error(three_segments: Path) -> None:
     (three_segments / "commitlog/copy of a segment").write_bytes(bytes(4096))
     with (
         MessageStore.open(three_segments, read_only=True) as reader,
@@ -199,7 +197,7 @@ def test_a_file_with_a_wrong_name(three_segments: Path) -> None:
         reader.offsets("t", 0)
 
 
-def test_a_segment_missing_in_the_middle(three_segments: Path) -> None:
+def test_segment_missing_in_the_middle_is_an_error(three_segments: Path) -> None:
     file = three_segments / "commitlog" / segment_name(4096)
     file.unlink()
     with MessageStore.open(three_segments, read_only=True) as reader:
@@ -212,7 +210,7 @@ def test_a_segment_missing_in_the_middle(three_segments: Path) -> None:
         MessageStore.open(three_segments)
 
 
-def test_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_urls_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for text in (f"file://{tmp_path}/store", f"file:{tmp_path}/store", f"file://localhost{tmp_path}/store/"):
         assert StoreDirectory.at(text).root == tmp_path / "store"
     for url in ("s3://bucket/store", "hdfs://name/store"):
@@ -222,7 +220,7 @@ def test_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         StoreDirectory.at("file://tmp/store")
 
 
-def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_are_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/me")
     for name in ("store", "a::b", "a b%20c#d?e", "x:y"):

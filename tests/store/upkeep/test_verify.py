@@ -25,7 +25,7 @@ BODY = field_offset(RECORD_HEADER, "body_length") + 4
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in GOLDEN.glob("*.jsonl")))
-def test_what_rocketmq_wrote_is_right(name: str) -> None:
+def test_directories_of_rocketmq_have_no_findings(name: str) -> None:
     seen: list[tuple[int, int]] = []
     slots, entries = (20, 30) if name.startswith("index-") else (100, 400)
     sizes = StoreConfig(maxHashSlotNum=slots, maxIndexNum=entries)
@@ -74,7 +74,7 @@ def patch_entry(path: Path, offset: int, data: bytes, queue: str = QUEUE) -> Non
     patch(path / queue / segment_name(offset // 10 * 200), offset % 10 * CQ_ENTRY.itemsize, data)
 
 
-def test_a_good_store(path: Path) -> None:
+def test_intact_store_has_no_findings(path: Path) -> None:
     report = verify(path)
     assert report.findings == []
     assert (report.records, report.queues) == (45, 2)
@@ -86,7 +86,7 @@ def test_a_good_store(path: Path) -> None:
     assert verify(path).findings == []
 
 
-def test_an_empty_store_and_none(tmp_path: Path) -> None:
+def test_empty_store_has_no_findings(tmp_path: Path) -> None:
     MessageStore.open(tmp_path / "mq").close()
     assert verify(tmp_path / "mq").findings == []
     with pytest.raises(NotAStore):
@@ -105,7 +105,7 @@ DAMAGED_RECORDS: dict[str, tuple[Damage, str]] = {
 
 
 @pytest.mark.parametrize("case", DAMAGED_RECORDS)
-def test_a_damaged_record(path: Path, case: str) -> None:
+def test_damaged_record_is_found(path: Path, case: str) -> None:
     damage, what = DAMAGED_RECORDS[case]
     at = damage(path)
     assert isinstance(at, int)
@@ -122,14 +122,14 @@ def test_a_damaged_record(path: Path, case: str) -> None:
     assert verify(path).findings == report.findings
 
 
-def test_a_record_of_no_time(path: Path) -> None:
+def test_record_with_a_wrong_time_is_found(path: Path) -> None:
     at = patch_log(path, 7, field_offset(RECORD_HEADER, "store_timestamp"), b"\xff")
     (finding,) = verify(path).findings
     assert finding.where == f"commitlog/{segment_name(at - at % 4096)} @ {at % 4096}"
     assert finding.what == "1 records have no time that can be, from here on"
 
 
-def test_a_missing_segment(path: Path) -> None:
+def test_missing_segment_is_found(path: Path) -> None:
     (path / "commitlog" / segment_name(4096)).unlink()
     in_log, *in_queues = verify(path).findings
     assert in_log.where == f"commitlog/{segment_name(4096)} @ 0"
@@ -140,7 +140,7 @@ def test_a_missing_segment(path: Path) -> None:
     ]
 
 
-def test_every_record_damaged_is_not_a_finding_each_for_ever(path: Path) -> None:
+def test_number_of_findings_is_limited(path: Path) -> None:
     with MessageStore.open(path) as store:
         store.put_many([Message("t", b"x", queue_id=0) for _ in range(MAX_FINDINGS + 200)])
     for record in range(30, 30 + MAX_FINDINGS + 100):
@@ -148,7 +148,7 @@ def test_every_record_damaged_is_not_a_finding_each_for_ever(path: Path) -> None
     assert len(verify(path).findings) == MAX_FINDINGS
 
 
-def test_something_behind_the_log(path: Path) -> None:
+def test_bytes_after_the_log_are_found(path: Path) -> None:
     with MessageStore.open(path, read_only=True) as store:
         end = store.confirm_offset
     patch(path / "commitlog" / segment_name(end - end % 4096), end % 4096 + 100, b"x")
@@ -172,7 +172,7 @@ def test_something_behind_the_log(path: Path) -> None:
         ("config/delayOffset.json", b'{"offsetTable": {"1": "x"}}', 'is "x", not a number'),
     ],
 )
-def test_files_that_are_not_what_their_names_say(path: Path, file: str, content: bytes, what: str) -> None:
+def test_wrong_files_are_found(path: Path, file: str, content: bytes, what: str) -> None:
     (path / file).write_bytes(content)
     (path / f"{file}.bak").unlink(missing_ok=True)  # otherwise the backup would be used
     findings = [finding.what for finding in verify(path).findings]
@@ -191,7 +191,7 @@ with MessageStore.open(sys.argv[1]) as store:
 """
 
 
-def test_nothing_is_wrong_with_a_store_that_is_written_and_cleaned_meanwhile(path: Path) -> None:
+def test_concurrent_writes_and_retention_give_no_findings(path: Path) -> None:
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], cwd=Path(__file__).parents[3])
     looks = 0
     while writer.poll() is None:
@@ -204,8 +204,8 @@ def test_nothing_is_wrong_with_a_store_that_is_written_and_cleaned_meanwhile(pat
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_topic_that_is_deleted_meanwhile(path: Path, again: bool) -> None:
-    """The deleted topic is not reported; the other topics are checked as usual."""
+def test_topic_deleted_during_the_check_is_not_reported(path: Path, again: bool) -> None:
+    """The other topics are checked as usual."""
     patch_log(path, 20, BODY + 5, b"!")
     expected = verify(path).findings
     shutil.copytree(path, copy := path.parent / "copy")
@@ -229,7 +229,7 @@ def test_a_topic_that_is_deleted_meanwhile(path: Path, again: bool) -> None:
 
 
 @pytest.mark.parametrize("abort", [False, True])
-def test_where_the_log_ends_with_damage_though_its_broker_left_in_good_order(path: Path, abort: bool) -> None:
+def test_damaged_end_of_a_cleanly_stopped_broker_is_found(path: Path, abort: bool) -> None:
     """If the broker was killed, its end may be torn, and the log ends there."""
     (path / "watermark").unlink()
     if abort:
@@ -256,7 +256,7 @@ DAMAGED_BELOW: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("case", DAMAGED_BELOW)
-def test_damage_before_what_was_flushed_is_no_end_when_the_machine_came_up(path: Path, case: str) -> None:
+def test_damage_of_flushed_data_is_no_end_after_a_crash(path: Path, case: str) -> None:
     """Neither for this process nor for readers, which would silently see fewer messages."""
     (path / "abort").touch()
     another_boot(path)
