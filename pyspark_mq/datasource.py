@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 
 from pyspark_mq.requirements import require_own_store, require_pyspark
-from pyspark_mq.source.worker import spare_what_is_loaded
+from pyspark_mq.source.worker import freeze_loaded_objects
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -27,7 +27,7 @@ class DefaultSource(DataSource):
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
-        spare_what_is_loaded()
+        freeze_loaded_objects()
 
     @classmethod
     def name(cls) -> str:
@@ -55,8 +55,8 @@ class DefaultSource(DataSource):
     def schema(self) -> StructType:
         """Return the default columns: a write's if a view has only options of writes, else a query's.
 
-        This is the first call of `load()`, so the path and the topics are checked here. Raises as `look_early` and
-        `source_options`.
+        This is the first call of `load()`, so the path and the topics are checked here. Raises as `source_options` and
+        `check_before_planning`.
         """
         require_pyspark()
         require_own_store()
@@ -66,17 +66,17 @@ class DefaultSource(DataSource):
 
         if is_for_writing(self.options):
             return sink_schema(with_topic=self.write_options().topic is None)
-        from pyspark_mq.planning.queues import look_early
+        from pyspark_mq.planning.queues import check_before_planning
 
         options = self.source_options()
-        look_early(options)
+        check_before_planning(options)
         return default_schema(options.include_properties, null_bodies=options.unreadable == "null")
 
     def reader(self, schema: StructType) -> MqBatchReader:
         options = self.source_options()
         from pyspark_mq.source.batch_reader import MqBatchReader
 
-        spare_what_is_loaded()  # this object was unpickled, so __init__ did not run
+        freeze_loaded_objects()  # this object was unpickled, so __init__ did not run
         return MqBatchReader(options, schema)
 
     def streamReader(self, schema: StructType) -> MqStreamReader | RefusedStream:

@@ -53,7 +53,7 @@ class Loss(NamedTuple):
     case: Case
     there: Bounds = Bounds(0, 0)
 
-    def left_of(self, wanted: QueueRange) -> QueueRange:
+    def rest_of(self, wanted: QueueRange) -> QueueRange:
         """Return the rest of a range: its begin, if the loss is after that, else its end."""
         if self.lost.start > wanted.start:
             return wanted._replace(end=self.lost.start)

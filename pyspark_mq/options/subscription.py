@@ -69,7 +69,7 @@ class SubscribedQueues:
         absent = [topic for topic in self.topics or () if topic not in named and topic not in topics]
         if missing := missing + absent:
             existing = ", ".join(f"{topic} ({len(queues)} queues)" for topic, queues in sorted(topics.items()))
-            advice = next(filter(None, map(_why_none, absent)), _CREATE)
+            advice = next(filter(None, map(_why_invalid, absent)), _CREATE)
             raise SubscriptionError(
                 f"The log has no {', '.join(missing)}; it has {existing or 'no topics'}. "
                 f"{did_you_mean(self.names(), topics)}{advice}"
@@ -101,7 +101,7 @@ def did_you_mean(names: Sequence[str], topics: Collection[str]) -> str:
     return f"Did you mean {', '.join(near)}? " if near else ""
 
 
-def _why_none(topic: str) -> str | None:
+def _why_invalid(topic: str) -> str | None:
     try:
         check_topic_name(topic)
     except InvalidTopic as error:

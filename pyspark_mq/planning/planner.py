@@ -156,7 +156,7 @@ class Planner:
                     report_loss(self._options.fail_on_data_loss, loss)
                 return StreamOffset(following, batch.starts, last)
             replaced += more
-            self.bounds = self._queues.bounds_behind(start.next)
+            self.bounds = self._queues.bounds_from(start.next)
         return None
 
 

@@ -24,7 +24,7 @@ def ends(bounds: Mapping[Queue, Bounds]) -> Positions:
     return {queue: bound.max_offset for queue, bound in bounds.items()}
 
 
-def look_early(options: SourceOptions) -> None:
+def check_before_planning(options: SourceOptions) -> None:
     """Check the path and the topics before a query is planned.
 
     With `failOnDataLoss=false` topics may be missing. If the checkpoint has them, they are reported as losses.
@@ -90,7 +90,7 @@ class Queues:
                 self._told.add(doubt)
                 _logger.warning("%s", doubt)
 
-    def bounds_behind(self, seen: Positions) -> dict[Queue, Bounds]:
+    def bounds_from(self, seen: Positions) -> dict[Queue, Bounds]:
         """Return the `bounds` for a query that continues from `seen`.
 
         A missing queue of `seen` is a loss. Another one raises `SubscriptionError` with failOnDataLoss, else it may
@@ -141,12 +141,12 @@ class Queues:
     def hold(self, seconds: float, known: Positions, seen: Positions, least: int = 1) -> dict[Queue, Bounds]:
         """Wait for `least` messages after `seen` or for other queues, at most `seconds`.
 
-        Return `bounds_behind(known)`.
+        Return `bounds_from(known)`.
         """
         deadline = time.monotonic() + seconds
         pause = 0.0
         while True:
-            bounds = self.bounds_behind(known)
+            bounds = self.bounds_from(known)
             left = deadline - time.monotonic()
             if left <= 0 or has_news(seen, bounds, least):
                 return bounds

@@ -17,7 +17,7 @@ from pyspark_mq.planning.query_group import group_of, has_locks
 from pyspark_mq.planning.queues import any_is_deleted, replaced_queues
 from pyspark_mq.source.ledger import Ledger, TaskName, TaskRecord
 from pyspark_mq.source.reading import RangeReader, RangeTask
-from pyspark_mq.source.worker import spare_what_is_loaded, task_slots
+from pyspark_mq.source.worker import freeze_loaded_objects, task_slots
 from store import UnknownTopic
 from store.model.log_protocol import Fingerprints, Log, Positions, QueueRange
 from store.publish.published_end import current_boot_id
@@ -74,7 +74,7 @@ class HeldReader:
         """
         if task.seconds > 0:
             require_pipelined_workers()
-        spare_what_is_loaded()
+        freeze_loaded_objects()
         record = self._ledger.find(task.name, task.begin)
         with self._options.address.open() as log:
             if record is None:
@@ -111,7 +111,7 @@ class HeldReader:
                 except StopIteration:
                     return
                 except UnknownTopic:
-                    self._lose_what_is_gone(log, reached)
+                    self._report_deleted_queues(log, reached)
                     continue
                 if not has_queues():
                     return
@@ -145,7 +145,7 @@ class HeldReader:
             report_loss(self._options.fail_on_data_loss, loss)
         return True
 
-    def _lose_what_is_gone(self, log: Log, reached: Positions) -> None:
+    def _report_deleted_queues(self, log: Log, reached: Positions) -> None:
         there, missing = log.look(reached)
         for queue in (queue for queue in reached if queue not in there and queue.broker not in missing):
             report_loss(

@@ -16,7 +16,7 @@ from pyspark_mq.offsets.losses import Loss, loss_in, report_loss
 from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.planning.batch_limits import pack, split
 from pyspark_mq.planning.queues import replaced_queues
-from pyspark_mq.source.worker import spare_what_is_loaded
+from pyspark_mq.source.worker import freeze_loaded_objects
 from store import COLUMNS, DEFAULT_COLUMNS, UnknownTopic
 from store.model.errors import OffsetOutOfRange
 from store.model.log_protocol import Fingerprints, Log, Positions, Queue, QueueRange, ReadSpec
@@ -121,7 +121,7 @@ class RangeReader:
         task: RangeTask | None = partition.value
         if task is None:
             return
-        spare_what_is_loaded()
+        freeze_loaded_objects()
         with self._options.address.open() as log:
             for wanted in task.ranges:
                 yield from self.scan(log, wanted, task)
@@ -175,7 +175,7 @@ class RangeReader:
                 report_loss(self._options.fail_on_data_loss, loss)
                 if is_begun and loss.lost.start > wanted.start:
                     return
-                wanted = loss.left_of(wanted)
+                wanted = loss.rest_of(wanted)
 
 
 def partitions_of(

@@ -38,7 +38,7 @@ def _number(text: str | None, default: int) -> int:
 
 
 @cache
-def spare_what_is_loaded() -> None:
+def freeze_loaded_objects() -> None:
     """In a worker of Spark's daemon, exclude the loaded objects from garbage collection.
 
     The daemon's workers collect garbage after each call. With the modules of Spark and Arrow that takes 30 ms and frees

@@ -18,9 +18,9 @@ from store.disk.queues_in_log import Ranges
 from store.disk.topics import Topics
 from store.model.errors import StoreLocked
 from store.publish.locks import StoreLock
-from store.publish.log_end import is_left
+from store.publish.log_end import has_bytes_after
 from store.publish.published_end import PublishedEnd
-from store.upkeep.deletion import finish_deletion, remove_what_came_back
+from store.upkeep.deletion import finish_deletion, remove_restored_queues
 from store.upkeep.plans import plan_for
 from store.upkeep.recovery import Recovery, must_reach
 from store.upkeep.step_back import step_back
@@ -48,7 +48,7 @@ class Joining:
         alone = lock.join()
         finish_deletion(root)
         if alone:  # otherwise no broker can have run here
-            remove_what_came_back(root)
+            remove_restored_queues(root)
         found = QueueEnds.read(root)
         recover = self._decide(found, alone=alone)
         self._directory.warn_of_missing_segments(self._log)
@@ -58,7 +58,7 @@ class Joining:
             recover()
         published = PublishedEnd(root, writable=True)
         # A dead broker left an unfinished record. Announce it, so that it is undone like a dead writer's append.
-        if alone and is_left(self._log, published.written_end):
+        if alone and has_bytes_after(self._log, published.written_end):
             published.announce(self._log.next_segment(published.written_end), published.store_timestamp)
         ends = self._expect(published, found if recover is None else None, alone=alone)
         published.begin_to_know()

@@ -123,11 +123,11 @@ class Writer:
         try:
             result = self._append(_noting(topics, pieces), flush=flush, unless=unless)
         except StoreError as error:
-            self._took(PUT_FAILED, since, topics)
+            self._record_latency(PUT_FAILED, since, topics)
             self._make_room(error)
             raise
         if result is not None:
-            self._took(PUT, since, topics)
+            self._record_latency(PUT, since, topics)
         return result
 
     def _append(
@@ -146,13 +146,13 @@ class Writer:
                 self._space_is_known_until = since + _SPACE_SECONDS
             went = self._appender.append_few(records)
         except StoreError as error:
-            self._took(PUT_FAILED, since, [record.queue[0] for record in records])
+            self._record_latency(PUT_FAILED, since, [record.queue[0] for record in records])
             self._make_room(error)
             raise
-        self._took(PUT, since, [record.queue[0] for record in records])
+        self._record_latency(PUT, since, [record.queue[0] for record in records])
         return went
 
-    def _took(self, name: str, since: float, topics: Iterable[str]) -> None:
+    def _record_latency(self, name: str, since: float, topics: Iterable[str]) -> None:
         milliseconds = (time.perf_counter() - since) * 1000
         for topic in set(topics):
             self.figures.of(name, topic).add(milliseconds)
@@ -231,7 +231,7 @@ class Writer:
             if self._lock.is_last():
                 with self.published.recording_failure():
                     self._index.flush()
-                    self._log.drop_behind(self.published.confirm_offset)
+                    self._log.delete_segments_after(self.published.confirm_offset)
                 self._ends.note(self.published.confirm_offset, self.published.confirm_offset, {}, at_once=True)
                 self._directory.mark_closed()
         finally:

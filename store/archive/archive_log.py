@@ -270,7 +270,7 @@ class ArchiveLog:
             return [
                 it.queue
                 for it in archived.archived(asked)
-                if now.get(it.queue) != last[it.queue] and _is_strange(it, asked[it.queue], last[it.queue])
+                if now.get(it.queue) != last[it.queue] and _is_replaced(it, asked[it.queue], last[it.queue])
             ]
 
         return self._steady(replaced, self._recent) if asked else []
@@ -393,7 +393,7 @@ def _scan(it: FlatQueue, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.Reco
         yield from scan_queue(log, queue, wanted.start, wanted.end, Decoding(spec, _MAX_BODY_BYTES), MAX_STRETCH)
 
 
-def _is_strange(it: FlatQueue, position: int, was: Fingerprint) -> bool:
+def _is_replaced(it: FlatQueue, position: int, was: Fingerprint) -> bool:
     """Return whether the message before `position` was replaced, given that its fingerprint is not `was`.
 
     If the archived queue ends earlier, it was replaced if its log extends beyond that message.

@@ -29,7 +29,7 @@ from store.archive.catalog import (
     segment_path,
 )
 from store.archive.key_index import Filing
-from store.archive.kin import Kin, Standing, of_another, passed_over
+from store.archive.kin import ArchiveState, Kin, of_another, passed_over
 from store.archive.place import ArchivePlace
 from store.format.layout import CQ_ENTRY
 from store.model.errors import ArchiveOfAnother, CorruptSegment, CorruptStore, OffsetLost, StoreError, UnknownTopic
@@ -149,10 +149,10 @@ class Archiving:
         Raises `ObjectsUnavailable`, `ArchiveOfAnother` before any write, and `QueuesPassedOver` at the end if some
         queues could not be archived.
         """
-        standing = Standing.of(self._kin, self._place, self._catalog, queues)
+        standing = ArchiveState.of(self._kin, self._place, self._catalog, queues)
         there = self._kin, self._place, self._catalog
         is_doubtful = standing.is_doubtful(is_remembered=is_remembered)
-        if is_doubtful and not standing.shows_ours(*there, is_remembered=is_remembered):
+        if is_doubtful and not standing.is_of_store(*there, is_remembered=is_remembered):
             raise of_another(self._place.url, self._catalog, standing.passed)
         passed, parts = dict(standing.passed), dict[Queue, tuple[int, int]]()
         for queue in (queue for queue in queues if queue not in passed):
@@ -214,7 +214,7 @@ class Archiving:
         try:
             index, replaced = self._filed(first)
         except (OffsetLost, CorruptSegment) as error:
-            first = self._begin_index_anew(error)
+            first = self._drop_lost_index_segment(error)
             index, replaced = self._filed(first)
         self._catalog = replace(self._catalog, index=index)
         self._place.save(self._catalog)
@@ -224,7 +224,7 @@ class Archiving:
     def _filed(self, first: int) -> tuple[Segments, list[str]]:
         return self._filing.write(self._catalog, self._place.index(self._catalog), self._place.write, first)
 
-    def _begin_index_anew(self, error: StoreError) -> int:
+    def _drop_lost_index_segment(self, error: StoreError) -> int:
         """Drop the last index segment, which is lost. A search by key then reads all messages archived so far."""
         warnings.warn(
             f"{error}. The index goes on without it: a search by key reads all that was archived until now",

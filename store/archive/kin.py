@@ -155,7 +155,7 @@ def _without_place(record: bytes) -> bytes:
     return bytes(data[:-PROPERTY_CRC_BYTES])
 
 
-class Standing(NamedTuple):
+class ArchiveState(NamedTuple):
     """How far each queue is archived.
 
     begins: the queue offset at which archiving continues. last: fingerprint of the message before it, None if unknown.
@@ -168,7 +168,7 @@ class Standing(NamedTuple):
     passed: dict[Queue, StoreError]
 
     @staticmethod
-    def of(kin: Kin, place: ArchivePlace, catalog: Catalog, queues: Sequence[Queue]) -> Standing:
+    def of(kin: Kin, place: ArchivePlace, catalog: Catalog, queues: Sequence[Queue]) -> ArchiveState:
         """Compare the catalog with the store. queues: all queues of each topic. Raises `ObjectsUnavailable`."""
         last: dict[Queue, Fingerprint | None] = {}
         passed: dict[Queue, StoreError] = {}
@@ -190,7 +190,7 @@ class Standing(NamedTuple):
         named = {*queues, *(it.queue for it in there)}
         passed |= {queue: others[queue.topic] for queue in sorted(named) if queue.topic in others}
         begins = {it.queue: it.archived.max_offset for it in there if it.queue not in passed}
-        return Standing(begins, last, passed)
+        return ArchiveState(begins, last, passed)
 
     def is_cut_off(self, queue: Queue) -> bool:
         """Return whether archiving of a queue can never continue. Damage does not count, because it may be repaired."""
@@ -205,7 +205,7 @@ class Standing(NamedTuple):
         has_others = any(isinstance(reason, ArchiveOfAnother) for reason in self.passed.values())
         return has_others or not (self.begins or self.passed) or (bool(self.passed) and not is_remembered)
 
-    def shows_ours(self, kin: Kin, place: ArchivePlace, catalog: Catalog, *, is_remembered: bool = False) -> bool:
+    def is_of_store(self, kin: Kin, place: ArchivePlace, catalog: Catalog, *, is_remembered: bool = False) -> bool:
         """Return whether the archive is empty, or the store's log has the last archived message of any queue.
 
         is_remembered: the store's settings name this archive. Then return True, too, if no queue has an error and

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 from store.archive.archiving import PIECE_BYTES, Archived, Archiving, Progress
 from store.archive.catalog import DEFAULT_CLUSTER, Catalog
-from store.archive.kin import Kin, Standing
+from store.archive.kin import ArchiveState, Kin
 from store.archive.place import ArchivePlace
 from store.archive.removal import expire, forget
 from store.disk.atomic import make_directory, open_file, write_file
-from store.disk.config import REMEMBERED, StoreConfig, settings_text, settings_there, with_settings
+from store.disk.config import REMEMBERED, StoreConfig, existing_settings, settings_text, with_settings
 from store.disk.opened import Descriptor
 from store.disk.queue_ends import QueueEnds
 from store.disk.queue_files import MAKE_ANEW
@@ -81,7 +81,7 @@ class StoreArchive:
     @staticmethod
     def remembered(root: Path, config: StoreConfig, options: Mapping[str, Any] | None = None) -> StoreArchive:
         """Return the archive in the settings file, which another process may have changed."""
-        own = settings_there(root / CONF_FILE)
+        own = existing_settings(root / CONF_FILE)
         broker, url, names = (own.get(name, getattr(config, name)) for name in REMEMBERED)
         return StoreArchive(root, url, broker, _listed(names), options)
 
@@ -160,8 +160,8 @@ class StoreArchive:
         if catalog is None:
             raise NoArchive(f"{place.url}: no archive, and nothing to forget")
         named = [queue for of_topic in order.forgetting.values() for queue in of_topic]
-        standing = Standing.of(kin, place, catalog, list(dict.fromkeys([*order.queues, *named])))
-        if not self.is_remembered() and not standing.shows_ours(kin, place, catalog):
+        standing = ArchiveState.of(kin, place, catalog, list(dict.fromkeys([*order.queues, *named])))
+        if not self.is_remembered() and not standing.is_of_store(kin, place, catalog):
             raise ArchiveOfAnother(
                 f"{place.url}: nothing shows that this is the archive of this store; nothing of it is forgotten"
             )
@@ -184,7 +184,7 @@ class StoreArchive:
             return None
         place, queues, offsets, maxima = self.place(), self.queues(topics), [confirm_offset], dict[Queue, int]()
         catalog = place.load() or Catalog(self._broker)
-        standing, log = Standing.of(Kin(published), place, catalog, queues), published.log
+        standing, log = ArchiveState.of(Kin(published), place, catalog, queues), published.log
         # Read the ends before the queues, because queues grow. Topics deleted concurrently are dropped below.
         ends = QueueEnds(confirm_offset, {}) if is_brokers else QueueEnds.known(self._root, log, confirm_offset)
         for queue in queues:
@@ -214,7 +214,7 @@ class StoreArchive:
     def _remember(self) -> None:
         """Write the archive into the store's settings, without the secrets of its URL, unless they name another URL."""
         path = self._root / CONF_FILE
-        own = settings_there(path)
+        own = existing_settings(path)
         if own.get("archive") and not self.is_remembered():
             return
         values = {"brokerName": self._broker, "archive": _plain(self.url), "archiveTopics": ",".join(self._names)}
@@ -253,7 +253,7 @@ class Remembered(NamedTuple):
 
 def remembered(root: Path) -> Remembered:
     """Return the archive in a store's settings. Its URL is empty without a store or settings. Raises `ConfigError`."""
-    own = settings_there(root / CONF_FILE)
+    own = existing_settings(root / CONF_FILE)
     return Remembered(str(own.get("archive", "")), _listed(str(own.get("archiveTopics", ""))))
 
 

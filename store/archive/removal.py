@@ -19,7 +19,7 @@ from store.archive.catalog import (
     queue_path,
     segment_path,
 )
-from store.archive.kin import Standing
+from store.archive.kin import ArchiveState
 from store.archive.place import ArchivePlace
 from store.format.layout import CQ_ENTRY
 from store.model.errors import UnknownTopic
@@ -75,7 +75,7 @@ def _is_old(segment: Segment, before: int) -> bool:
     return segment.sealed and segment.end < before
 
 
-def forget(place: ArchivePlace, catalog: Catalog, standing: Standing, topics: Mapping[str, Sequence[Queue]]) -> int:
+def forget(place: ArchivePlace, catalog: Catalog, standing: ArchiveState, topics: Mapping[str, Sequence[Queue]]) -> int:
     """Delete archived queues that the store's queues do not continue. Return the number of deleted messages.
 
     topics: topic to its queues in the store; a topic without queues is deleted from the archive.

@@ -82,7 +82,7 @@ class HalfMessages:
 
     def open(self) -> Iterator[tuple[Half, StoredMessage]]:
         """Yield open half messages, as they would be committed. Log and skip unreadable ones."""
-        for offset, found in self._left_open():
+        for offset, found in self._open_half_messages():
             message = found if isinstance(found, StoreError) else _verified(found)
             if not isinstance(message, StoreError):
                 half = Half(message.msg_id, offset, message.physical_offset)
@@ -95,7 +95,7 @@ class HalfMessages:
     def save(self) -> None:
         """Commit the offsets of both queues up to the first open half message, as a broker does."""
         self.look()
-        begin = next((offset for offset, _ in self._left_open()), self._store.max_offset(HALF_TOPIC, QUEUE))
+        begin = next((offset for offset, _ in self._open_half_messages()), self._store.max_offset(HALF_TOPIC, QUEUE))
         done = [op for op, last in self._last_half.items() if last >= begin]
         ops = min(done, default=self._ops_seen)
         if (begin, ops) != (self._done(HALF_TOPIC), self._done(OP_TOPIC)):
@@ -111,7 +111,7 @@ class HalfMessages:
         # The committed offsets may be lost or older; never step back.
         self._go_on(max(self._begin, self._done(HALF_TOPIC)), self._done(OP_TOPIC))
 
-    def _left_open(self) -> Iterator[tuple[int, StoredMessage | StoreError]]:
+    def _open_half_messages(self) -> Iterator[tuple[int, StoredMessage | StoreError]]:
         self.look()
         return (each for each in self._messages(HALF_TOPIC, self._begin) if each[0] not in self._ended)
 

@@ -22,7 +22,7 @@ from store.client.consuming import (
     set_aside,
 )
 from store.client.places import address_at
-from store.client.process_queues import ProcessQueues, Taken
+from store.client.process_queues import ProcessQueues, TakenMessages
 from store.client.puller import Puller, PullFigures
 from store.client.rebalancer import Rebalancer
 from store.client.received_messages import ReceivedMessage
@@ -139,7 +139,7 @@ class Consumer(Opened):
     @property
     def assigned(self) -> list[Queue]:
         """The queues that this consumer reads, sorted."""
-        self._must_be_well()
+        self._must_work()
         return self._rebalancer.assigned
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -154,7 +154,7 @@ class Consumer(Opened):
 
         delay_level: see `ReconsumeLater`. A broadcasting consumer raises `InvalidArgument` unless it is negative.
         """
-        self._must_be_well()
+        self._must_work()
         self._member.send_back([message.stored()], delay_level, self._config.reconsume_times)
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
@@ -231,7 +231,7 @@ class Consumer(Opened):
             self._threads.join()
             self._opened.close()
 
-    def _one_by_one(self, taken: Taken) -> Iterator[ReceivedMessage]:
+    def _one_by_one(self, taken: TakenMessages) -> Iterator[ReceivedMessage]:
         if set_aside(self._service, self._queues, taken, self._group):
             return
         left = len(taken.handful.messages)
@@ -248,7 +248,7 @@ class Consumer(Opened):
             if left and not self.is_forked:
                 self._queues.give_back(taken, 0.0)
 
-    def _must_be_well(self) -> None:
+    def _must_work(self) -> None:
         self.must_be_open()
         self._threads.must_not_have_failed()
 

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, Protocol, cast
 from store.api.group_protocol import ConsumeFromWhere, Member, MessageModel
 from store.broker.retries import first_id
 from store.client.process_queue import OrderlyQueue, ProcessQueue
-from store.client.process_queues import ProcessQueues, Taken
+from store.client.process_queues import ProcessQueues, TakenMessages
 from store.client.received_messages import Messages, ReceivedMessage
 from store.disk.figures import PROCESS_FAILED, PROCESSED, Figures
 from store.format.layout import DLQ_TOPIC_PREFIX
@@ -158,7 +158,7 @@ class ConsumeService(Protocol):
     def queue(self) -> type[ProcessQueue]:
         """The class that decides in which order messages are handed out."""
 
-    def settle(self, queues: ProcessQueues, taken: Taken, outcome: CallResult) -> None:
+    def settle(self, queues: ProcessQueues, taken: TakenMessages, outcome: CallResult) -> None:
         """Acknowledge the finished messages, and redeliver the others."""
 
 
@@ -168,7 +168,7 @@ class Concurrently:
     max_reconsume_times: int
     queue = ProcessQueue
 
-    def settle(self, queues: ProcessQueues, taken: Taken, outcome: CallResult) -> None:
+    def settle(self, queues: ProcessQueues, taken: TakenMessages, outcome: CallResult) -> None:
         if outcome.done == len(taken.handful.messages):
             queues.done(taken)
             return
@@ -185,7 +185,7 @@ class Orderly:
     suspend_seconds: float
     queue = OrderlyQueue
 
-    def settle(self, queues: ProcessQueues, taken: Taken, outcome: CallResult) -> None:
+    def settle(self, queues: ProcessQueues, taken: TakenMessages, outcome: CallResult) -> None:
         if outcome.done == len(taken.handful.messages):
             queues.done(taken)
             return
@@ -204,7 +204,7 @@ class Broadcast:
 
     queue = ProcessQueue
 
-    def settle(self, queues: ProcessQueues, taken: Taken, outcome: CallResult) -> None:
+    def settle(self, queues: ProcessQueues, taken: TakenMessages, outcome: CallResult) -> None:
         if outcome.done < len(taken.handful.messages):
             _logger.warning("%s: what failed does not come again, for this consumer is broadcasting", taken.queue.queue)
         queues.done(taken)
@@ -219,7 +219,9 @@ def consume_service(member: Member, config: ConsumerConfig, *, orderly: bool) ->
     return Concurrently(member, config.reconsume_times)
 
 
-def send_back(member: Member, queues: ProcessQueues, taken: Taken, delay_level: int, max_reconsume_times: int) -> None:
+def send_back(
+    member: Member, queues: ProcessQueues, taken: TakenMessages, delay_level: int, max_reconsume_times: int
+) -> None:
     """If sending back fails, retry in place."""
     try:
         member.send_back([each.stored() for each in taken.handful.messages], delay_level, max_reconsume_times)
@@ -231,7 +233,7 @@ def send_back(member: Member, queues: ProcessQueues, taken: Taken, delay_level: 
         queues.done(taken)
 
 
-def set_aside(service: ConsumeService, queues: ProcessQueues, taken: Taken, group: str) -> bool:
+def set_aside(service: ConsumeService, queues: ProcessQueues, taken: TakenMessages, group: str) -> bool:
     """If a message's body cannot be read, make it a dead letter, and return True."""
     messages = taken.handful.messages
     if messages.body_error is None:

@@ -18,7 +18,7 @@ from store.disk.opened import is_owned
 from store.model.log_protocol import Positions
 
 
-class Taken(NamedTuple):
+class TakenMessages(NamedTuple):
     queue: ProcessQueue
     handful: Handful
 
@@ -133,7 +133,7 @@ class ProcessQueues:
 
     # --- consuming -------------------------------------------------------------------------------------
 
-    def take(self, most: int, timeout: float = math.inf) -> Taken | None:
+    def take(self, most: int, timeout: float = math.inf) -> TakenMessages | None:
         """Return up to `most` messages of one queue; None after `timeout` seconds or `close`."""
         deadline = time.monotonic() + timeout
         with self._lock:
@@ -146,7 +146,7 @@ class ProcessQueues:
                 self._changed.wait(min(wake - now, threading.TIMEOUT_MAX))
         return None
 
-    def take_or_call(self, most: int, tell: Callable[[], None]) -> Taken | None:
+    def take_or_call(self, most: int, tell: Callable[[], None]) -> TakenMessages | None:
         """Return messages; or None, and call `tell` once, in any thread, when to try again."""
         with self._lock:
             if self._is_closed:
@@ -157,7 +157,7 @@ class ProcessQueues:
                 self._waiters.append(tell)
             return taken
 
-    def done(self, taken: Taken, count: int | None = None) -> None:
+    def done(self, taken: TakenMessages, count: int | None = None) -> None:
         """Acknowledge all messages, or the first `count`."""
         queue = taken.queue
         with self._lock:
@@ -173,7 +173,7 @@ class ProcessQueues:
         if pull is not None:
             pull(queue)
 
-    def give_back(self, taken: Taken, seconds: float) -> None:
+    def give_back(self, taken: TakenMessages, seconds: float) -> None:
         """Hand unfinished messages out again, after `seconds` at the earliest."""
         queue = taken.queue
         with self._lock:
@@ -187,7 +187,7 @@ class ProcessQueues:
         self._pull.pop(queue, None)
         self._full.discard(queue)
 
-    def _next_handful(self, most: int, now: float) -> Taken | None:
+    def _next_handful(self, most: int, now: float) -> TakenMessages | None:
         while self._later and self._later[0][0] <= now:
             self._line_up(heapq.heappop(self._later)[2])
         while self._turns and now < self._until:
@@ -198,7 +198,7 @@ class ProcessQueues:
             if handful is not None:
                 if self._later:  # another thread has to wait for the next retry
                     self._changed.notify()
-                return Taken(queue, handful)
+                return TakenMessages(queue, handful)
         return None
 
     def _wake_one(self) -> None:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from store.delays.delivery_progress import FIELD, DeliveryProgress, delivered_behind, proof, write_timer_check
+from store.delays.delivery_progress import FIELD, DeliveryProgress, delivered_in, proof, write_timer_check
 from store.delays.levels import Levels
 from store.delays.timers import Due, Timers, write_timer_log
 from store.disk.commit_log import CommitLog
@@ -68,11 +68,11 @@ class Delivery:
         self._delivered = np.empty(0, np.int64)
         self._is_told = progress.delivered_to is not None and progress.delivered_to <= confirm
         if progress.delivered_to is not None and self._is_told:
-            self._delivered = delivered_behind(log, progress.delivered_to, confirm)
+            self._delivered = delivered_in(log, progress.delivered_to, confirm)
         else:
             is_known = progress.levels  # otherwise the file is lost or new
             begin = confirm if is_known else _first_waiting(queues, confirm)
-            self._delivered = delivered_behind(log, begin, confirm)
+            self._delivered = delivered_in(log, begin, confirm)
             progress = progress._replace(delivered_to=min(begin, published.flushed_offset))
         # Retention deletes delivered messages and their proofs. A broker's retention deletes waiting messages, too.
         self._expired = log.min_offset() if self._is_told else 0
@@ -197,5 +197,5 @@ class Delivery:
 def _first_waiting(queues: ConsumeQueues, end: int) -> int:
     """Return the log offset of the first message that ever waited, `end` if none did, 0 if unknown."""
     waited = [queues.of(*name) for name in queues.existing() if name[0] in WAITING_TOPICS]
-    first = [int(queue.entries_left(0, 1)["physical_offset"][0]) for queue in waited if queue.has_files]
+    first = [int(queue.entries_or_zeros(0, 1)["physical_offset"][0]) for queue in waited if queue.has_files]
     return min([end, *first])  # a running append may be after `end`

@@ -110,7 +110,7 @@ def proof(physical_offsets: Int64s) -> Int64s:
     return ~physical_offsets
 
 
-def delivered_behind(log: CommitLog, begin: int, end: int) -> Int64s:
+def delivered_in(log: CommitLog, begin: int, end: int) -> Int64s:
     """Return the log offsets of the records that messages in [begin, end) deliver. Both are record boundaries."""
     found = [np.empty(0, np.int64)]
     for chunk in walk(log, max(begin, log.min_offset()), until=end, check_crc=False):
@@ -157,21 +157,23 @@ def _within(said: DeliveryProgress, queues: ConsumeQueues, end: int) -> Delivery
 
 def _proven(log: CommitLog, queues: ConsumeQueues, end: int) -> DeliveryProgress:
     """Levels continue after their last delivered message."""
-    delivered = np.sort(delivered_behind(log, 0, end))
+    delivered = np.sort(delivered_in(log, 0, end))
     levels = [
         (queue_id + 1, queues.of(topic, queue_id)) for topic, queue_id in queues.existing() if topic == SCHEDULE_TOPIC
     ]
-    offsets = {level: _behind_last(queue, log.min_offset(), end, delivered) for level, queue in levels}
+    offsets = {level: _after_last_delivered(queue, log.min_offset(), end, delivered) for level, queue in levels}
     return DeliveryProgress(offsets, Known(0, 0), log.min_offset())
 
 
-def _behind_last(queue: ConsumeQueue, log_begin: int, end: int, delivered: Int64s) -> int:
+def _after_last_delivered(queue: ConsumeQueue, log_begin: int, end: int, delivered: Int64s) -> int:
     """Return the queue offset after the last delivered message, or the queue's first one. delivered: ascending."""
     last = queue.max_offset(end)
     first = queue.min_offset(log_begin, last)
     while last > first:
         start = max(first, last - _AT_ONCE)
-        found = np.flatnonzero(np.isin(queue.entries_left(start, last)["physical_offset"].astype(np.int64), delivered))
+        found = np.flatnonzero(
+            np.isin(queue.entries_or_zeros(start, last)["physical_offset"].astype(np.int64), delivered)
+        )
         if len(found):
             return start + int(found[-1]) + 1
         last = start
@@ -191,7 +193,7 @@ def oldest_waiting(
         ends = QueueEnds.known(root, log, confirm_offset)
         confirm_offset = ends.at  # another process may have recorded later ends
     if progress.delivered_to is not None and progress.delivered_to <= confirm_offset:
-        delivered = delivered_behind(log, progress.delivered_to, confirm_offset)
+        delivered = delivered_in(log, progress.delivered_to, confirm_offset)
     levels = Levels(log, queues, progress.levels, confirm_offset, delivered, ends.of)
     by_level = levels.oldest(log.min_offset(), delivered)
     timers = Timers(log, queues, progress.timers, delivered, ends.of)

@@ -18,7 +18,7 @@ from store.disk.commit_log import CommitLog
 from store.disk.consume_queue import ConsumeQueue
 from store.disk.consume_queues import ConsumeQueues, Ends
 from store.disk.queue_files import Entries
-from store.disk.queues_in_log import behind_lost, first_left
+from store.disk.queues_in_log import first_remaining, resume_after_lost
 from store.format.delayed import LEVELS
 from store.format.layout import CQ_PRE_BLANK_SIZE, RECORD_HEADER, SCHEDULE_TOPIC, field_offset
 from store.model.errors import OffsetLost
@@ -67,7 +67,7 @@ class Levels:
             queue = queues.of(SCHEDULE_TOPIC, number - 1)
             level = self._levels[number] = _Level(queue, max(offsets.get(number, 0), 0))
             level.end = queue.known_end(ends.get((SCHEDULE_TOPIC, number - 1), 0), confirm_offset)
-            start = min(first_left(log, queue, level.next), level.end)
+            start = min(first_remaining(log, queue, level.next), level.end)
             level.next = self._behind(queue, start, level.end, delivered) if len(delivered) else start
 
     @property
@@ -177,10 +177,10 @@ class Levels:
             try:
                 return queue.entries(first, min(end, first + _LOOK)), first
             except OffsetLost as error:
-                first = behind_lost(self._log, queue, first, error)
+                first = resume_after_lost(self._log, queue, first, error)
 
     def _pass_over(self, level: _Level, lost: OffsetLost) -> None:
-        first = behind_lost(self._log, level.queue, level.next, lost)
+        first = resume_after_lost(self._log, level.queue, level.next, lost)
         what = "messages [%d, %d) were deleted before they were delivered; keep them longer (fileReservedTime)"
         _logger.warning(f"%s, queue %d: {what}", level.queue.topic, level.queue.queue_id, level.next, first)
         level.next, level.time = first, None

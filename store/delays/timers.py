@@ -21,7 +21,7 @@ from store.disk.atomic import make_directory, open_file, sync_directory
 from store.disk.commit_log import CommitLog
 from store.disk.consume_queues import ConsumeQueues, Ends
 from store.disk.queue_files import Entries
-from store.disk.queues_in_log import behind_lost, first_left
+from store.disk.queues_in_log import first_remaining, resume_after_lost
 from store.format.arrays import Bytes, constant, numbers, pc
 from store.format.delayed import timer_slots
 from store.format.layout import (
@@ -135,12 +135,12 @@ class Timers:
         end = self._queue.known_end(max(self._noted_length, self._end), confirm_offset)
         count, lost = _AT_ONCE, 0
         while self._end < end:
-            first, log_begin = first_left(self._log, self._queue, self._end), self._log.min_offset()
+            first, log_begin = first_remaining(self._log, self._queue, self._end), self._log.min_offset()
             stop = min(end, first + count)
             try:
                 entries = self._queue.entries(first, stop)
             except OffsetLost as error:
-                self._end = behind_lost(self._log, self._queue, first, error)
+                self._end = resume_after_lost(self._log, self._queue, first, error)
                 continue
             try:
                 self._add(first, entries)

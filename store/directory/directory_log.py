@@ -137,7 +137,7 @@ class DirectoryLog:
         asked = {queue: position for queue, position in positions.items() if queue in last}
         now = self.fingerprints(asked)
         others = [queue for queue, position in asked.items() if position > 0 and now.get(queue) != last[queue]]
-        return [queue for queue in others if self._is_strange(queue, asked[queue], last[queue])]
+        return [queue for queue in others if self._is_replaced(queue, asked[queue], last[queue])]
 
     def scan(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
         return self._store.read_own(wanted, spec)
@@ -186,7 +186,7 @@ class DirectoryLog:
                     return None
         return None
 
-    def _is_strange(self, queue: Queue, position: int, was: Fingerprint) -> bool:
+    def _is_replaced(self, queue: Queue, position: int, was: Fingerprint) -> bool:
         while (bounds := self._bounds(queue)) is not None:
             try:
                 if position <= bounds.max_offset:

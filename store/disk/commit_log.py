@@ -167,7 +167,7 @@ class CommitLog:
         except OffsetLost:
             return False
 
-    def drop_behind(self, end: int) -> None:
+    def delete_segments_after(self, end: int) -> None:
         """Delete the segments after `end`, because a starting broker reads only the last ones. Call without other
         writers.
         """

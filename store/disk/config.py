@@ -143,7 +143,7 @@ def read_settings(path: str | os.PathLike[str], others: Collection[str] = ()) ->
     return values
 
 
-def settings_there(path: Path) -> dict[str, Any]:
+def existing_settings(path: Path) -> dict[str, Any]:
     """Return {} if the file is missing or empty."""
     return read_settings(path) if settings_text(path) else {}
 

@@ -82,11 +82,11 @@ class QueueEnd:
         No error if `end` now counts too: a broker wrote both. is_first: the queue is unknown or its files changed, so
         check all later entries.
         """
-        found = self._any_counts(end + 1, self._files.entries_left(end + 1, end + _NEARBY).tolist(), confirm_offset)
+        found = self._any_counts(end + 1, self._files.entries_or_zeros(end + 1, end + _NEARBY).tolist(), confirm_offset)
         at = end + _NEARBY
         while is_first and not found and (left := self._files.stale(at)) is not None:
             at = left + _LEFT_AT_ONCE
-            found = self._any_counts(left, self._files.entries_left(left, at).tolist(), confirm_offset)
+            found = self._any_counts(left, self._files.entries_or_zeros(left, at).tolist(), confirm_offset)
         if found and not self._counts(end, confirm_offset):
             raise CorruptSegment(f"{self._files}: entry {end} is damaged, for more come behind; {MAKE_ANEW}")
 

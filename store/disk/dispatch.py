@@ -118,7 +118,7 @@ def _chunk(log: CommitLog, at: int, length: int, *, check_crc: bool, torn_from: 
     if check_crc:
         records = _first(records, crc_matches(records))
     if len(records) and at + records.positions[-1] >= torn_from:
-        whole = _are_whole(records, at % log.segments.size) | (records.positions + at < torn_from)
+        whole = _have_no_lost_sector(records, at % log.segments.size) | (records.positions + at < torn_from)
         records = _first(records, whole | (records.have_property_crc & check_crc))
     end = int(at + records.positions[-1] + records.sizes[-1]) if len(records) else at
     blank = data[position : position + BLANK.itemsize]
@@ -127,7 +127,7 @@ def _chunk(log: CommitLog, at: int, length: int, *, check_crc: bool, torn_from: 
     return LogChunk(at, end, records, records.positions + at, topics[: len(records)])
 
 
-def _are_whole(records: RecordView, at: int) -> Mask:
+def _have_no_lost_sector(records: RecordView, at: int) -> Mask:
     """Return a mask of the records whose properties, which no body CRC covers, have no sector of zeros.
 
     at: position of the records' view in its segment.

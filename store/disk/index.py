@@ -236,7 +236,7 @@ class Index(IndexFiles):
                 end_offset = min(end_offset, begin)
         return found
 
-    def begins_behind(self, end_offset: int) -> int | None:
+    def keys_complete_from(self, end_offset: int) -> int | None:
         """Return the log offset of the first record in the oldest file that ends at or after `end_offset`.
 
         Keys of earlier records may be missing, in deleted files.
@@ -254,13 +254,13 @@ class Index(IndexFiles):
         if kept:
             self.file(kept[-1]).truncate(end_offset)
 
-    def have_what_they_say(self, names: list[str], end: int) -> bool:
+    def are_consistent(self, names: list[str], end: int) -> bool:
         """Whether these files have the keys that their headers count; otherwise they would skip later keys.
 
         end: log offset from which on keys may come from an unfinished append.
         """
         try:
-            return all(self.file(name).has_what_it_says(end) for name in names)
+            return all(self.file(name).is_consistent(end) for name in names)
         except ConfigError:
             return False
 

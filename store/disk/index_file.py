@@ -130,10 +130,10 @@ class IndexTable:
     def first_from(self, end_offset: int, limit: int) -> int:
         """Return the first entry whose record is at or after `end_offset`; `limit` without one."""
 
-        def stands_at(number: int) -> int:
+        def physical_at(number: int) -> int:
             return int(self.entries(number, number + 1)[0]["physical_offset"])
 
-        return bisect_left(range(limit), end_offset, INDEX_NO_ENTRY + 1, limit, key=stands_at)
+        return bisect_left(range(limit), end_offset, INDEX_NO_ENTRY + 1, limit, key=physical_at)
 
     def previous(self, number: int) -> int:
         if not INDEX_NO_ENTRY < number < self.capacity:
@@ -168,7 +168,7 @@ class IndexTable:
 
 
 class IndexFile(IndexTable):
-    def has_what_it_says(self, end: int) -> bool:
+    def is_consistent(self, end: int) -> bool:
         """Whether the file has the entries that its header counts, and their slots are set. Call without writers.
 
         The header must have the log offsets of its first and last entry. The slot of the last entry before log offset

@@ -71,7 +71,7 @@ class QueueFiles:
             start = stop
         return np.frombuffer(b"".join(pieces), CQ_ENTRY)
 
-    def entries_left(self, start: int, end: int) -> Entries:
+    def entries_or_zeros(self, start: int, end: int) -> Entries:
         """Return `entries`, with zeros in the place of missing files."""
         found, at = np.zeros(end - start, CQ_ENTRY), start
         while at < end:

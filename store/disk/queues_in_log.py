@@ -195,7 +195,7 @@ class Begin(NamedTuple):
         return Begin(first, at, size)
 
 
-def first_left(log: CommitLog, queue: ConsumeQueue, offset: int) -> int:
+def first_remaining(log: CommitLog, queue: ConsumeQueue, offset: int) -> int:
     """Return `offset`, or the queue's first offset if retention deleted the entries before that.
 
     Raises `CorruptSegment` if the log still has their records, or is damaged and cannot tell.
@@ -211,12 +211,12 @@ def first_left(log: CommitLog, queue: ConsumeQueue, offset: int) -> int:
     return offset
 
 
-def behind_lost(log: CommitLog, queue: ConsumeQueue, offset: int, lost: OffsetLost) -> int:
+def resume_after_lost(log: CommitLog, queue: ConsumeQueue, offset: int, lost: OffsetLost) -> int:
     """Return the queue's first offset, to resume after a read from `offset` raised `lost`.
 
-    Raises `CorruptSegment` as `first_left`, and for a missing file in the middle.
+    Raises `CorruptSegment` as `first_remaining`, and for a missing file in the middle.
     """
-    first = first_left(log, queue, offset)
+    first = first_remaining(log, queue, offset)
     if first == offset:
         raise CorruptSegment(f"{queue}: a file is lost: {lost}; or {MAKE_ANEW}") from lost
     return first
@@ -238,7 +238,7 @@ def must_begin(
         end = max((begin.at for begin in late.values()), default=first)
         for chunk in walk(log, first, until=min(end, first + most), check_crc=False):
             for name, begin in late.items():
-                _must_have_none(log, chunk, name, begin, deleted.get(name[0], 0))
+                _must_have_no_older(log, chunk, name, begin, deleted.get(name[0], 0))
             at = chunk.end
         if at >= end or log.min_offset() == first:  # else retention deleted a segment: try again
             return at >= end
@@ -248,7 +248,7 @@ def _is_blank(begin: Begin) -> bool:
     return begin.size == CQ_PRE_BLANK_SIZE
 
 
-def _must_have_none(log: CommitLog, chunk: LogChunk, name: QueueName, begin: Begin, deleted: int) -> None:
+def _must_have_no_older(log: CommitLog, chunk: LogChunk, name: QueueName, begin: Begin, deleted: int) -> None:
     (topic, queue_id), older = name, list[int]()
     if topic in chunk.topic_names:
         offsets = chunk.records.field("queue_offset")

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from store.format.arrays import Bytes, arrow, constant, numbers, pc, texts
-from store.format.entering import are_wrong_codes, stand_in_light_queue
+from store.format.entering import are_in_light_queue, are_wrong_codes
 from store.format.layout import (
     IPV4_BYTES,
     IPV6_BYTES,
@@ -227,7 +227,7 @@ class LightBlock(Block):
         records = self._records
         records.measure_topics()
         self._need(records.sound, _no_record)
-        stands = stand_in_light_queue(self._properties, self._queue.topic, self._rows.queue_offsets)
+        stands = are_in_light_queue(self._properties, self._queue.topic, self._rows.queue_offsets)
         names = records.slices(records.topic_starts, records.topic_lengths)
         own: Mask = numbers(pc.equal(names, constant(self._queue.topic.encode())))
         own &= super()._in_queue()

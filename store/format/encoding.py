@@ -215,7 +215,7 @@ def encoded_properties(messages: MessageColumns) -> pa.BinaryArray:
 
 def encode_property(name: str, values: pa.StringArray) -> tuple[bytes, pa.BinaryArray, bytes]:
     """Encode as prefix, n values and suffix; "" for null and empty values, as in RocketMQ."""
-    _refuse_what_ends_text(name, values)
+    _check_separators(name, values)
     before, after = name.encode() + bytes([NAME_VALUE_SEPARATOR]), bytes([PROPERTY_SEPARATOR])
     encoded = values.cast(pa.binary())
     if not values.null_count and lengths(values).all():
@@ -231,8 +231,8 @@ def _are_missing(values: pa.StringArray) -> pa.BooleanArray:
 def _encode_map(properties: pa.MapArray) -> pa.StringArray:
     offsets = properties.offsets
     names, values = pairs(properties)
-    _refuse_what_ends_text("properties", names)
-    _refuse_what_ends_text("properties", values)
+    _check_separators("properties", names)
+    _check_separators("properties", values)
     if not lengths(names).all():
         raise illegal("properties: a name must not be empty")
     between, after = constant(chr(NAME_VALUE_SEPARATOR)), constant(chr(PROPERTY_SEPARATOR))
@@ -244,7 +244,7 @@ def _encode_map(properties: pa.MapArray) -> pa.StringArray:
     return pc.if_else(properties.is_null(), _EMPTY, pc.binary_join(lists, _EMPTY))
 
 
-def _refuse_what_ends_text(name: str, values: pa.StringArray) -> None:
+def _check_separators(name: str, values: pa.StringArray) -> None:
     """Refuse separators, and zeros that recovery would take for a lost sector."""
     data, _ = flat(values)
     if not (data <= max(NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR)).any():

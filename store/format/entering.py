@@ -188,13 +188,13 @@ def light_places(properties: PropertyColumns, topics: list[str], topic_ids: Ints
             yield row, place
 
 
-def stands_in(place: MessagePlace, own: MessagePlace, properties: Mapping[str, str]) -> bool:
+def is_place_of(place: MessagePlace, own: MessagePlace, properties: Mapping[str, str]) -> bool:
     """Whether `place` is a record's own place, or one in a light queue."""
     names, offsets = properties.get(PROPERTY_LIGHT_QUEUES, ""), properties.get(PROPERTY_LIGHT_OFFSETS, "")
     return place == own or place in _light_places(own.topic, names, offsets)
 
 
-def stand_in_light_queue(properties: PropertyColumns, topic: str, queue_offsets: Ints) -> Mask:
+def are_in_light_queue(properties: PropertyColumns, topic: str, queue_offsets: Ints) -> Mask:
     """Return a mask of the records whose properties name light queue `topic` with these offsets."""
     texts = (properties.value(name) for name in (PROPERTY_LIGHT_QUEUES, PROPERTY_LIGHT_OFFSETS))
     trimmed = (pc.utf8_rtrim(each.fill_null(constant("")), LIGHT_SEPARATOR) for each in texts)

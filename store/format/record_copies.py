@@ -148,7 +148,7 @@ class RecordCopies:
         headers["store_ip"] = np.frombuffer(ip, np.uint8)
         headers["queue_id"] = places.queue_ids
         v6 = headers["sys_flag"] & SYS_BORN_HOST_V6 != 0
-        look_lost = _look_lost(properties)
+        look_lost = _may_have_lost_sector(properties)
         cuts = [0, *(np.flatnonzero(np.diff(v6) | np.diff(look_lost)) + 1).tolist(), len(self)]
         for first, last in pairwise(cuts):
             rows = slice(first, last)
@@ -160,7 +160,7 @@ class RecordCopies:
             ended = _ended(properties[rows]) if encoding.with_crc or look_lost[first] else None
             # Without room for the checksum, copy the record without one.
             with_crc = ended is not None and lengths(ended).max() + PROPERTY_CRC_BYTES <= MAX_PROPERTIES_BYTES
-            parts = _behind_headers(
+            parts = _parts_after_headers(
                 self.bodies[rows], named, ended if with_crc else properties[rows], with_crc=with_crc
             )
             some["magic"] = named.magic
@@ -188,7 +188,7 @@ class RecordCopies:
         return pc.binary_join_element_wise(*pieces, constant(b""))
 
 
-def _look_lost(properties: pa.BinaryArray) -> Mask:
+def _may_have_lost_sector(properties: pa.BinaryArray) -> Mask:
     """Return a mask of the properties that may have a sector of zeros at some position in the log."""
     data, bounds = flat(properties)
     if not len(data):
@@ -211,7 +211,7 @@ def _ended(properties: pa.BinaryArray) -> pa.BinaryArray:
     return pc.binary_join_element_wise(properties, ends, constant(b""))
 
 
-def _behind_headers(
+def _parts_after_headers(
     bodies: pa.BinaryArray, topics: RecordTopics, properties: pa.BinaryArray, *, with_crc: bool
 ) -> tuple[pa.BinaryArray | bytes, ...]:
     checksum = bytes(PROPERTY_CRC_BYTES) if with_crc else b""

@@ -105,14 +105,14 @@ class RecordView:
         """Return a mask of the records with this topic. Also measures the parts after the body."""
         widths = self._topic_widths()
         if isinstance(widths, int):
-            return self._expect_behind_body(widths, topic)
+            return self._expect_topic_of_width(widths, topic)
         self.measure_topics()
         same: Mask = self.sound & (self.topic_lengths == len(topic))
         found = gather_rows(self.view, np.where(same, self.topic_starts, 0), len(topic))
         same &= (found == np.frombuffer(topic, np.uint8)).all(axis=1)
         return same
 
-    def _expect_behind_body(self, width: int, topic: bytes) -> Mask:
+    def _expect_topic_of_width(self, width: int, topic: bytes) -> Mask:
         """Do `expect_topic` if the topic's length takes `width` bytes in all records.
 
         Compares machine words that end with the properties' length, and masks out the bytes before the topic: several

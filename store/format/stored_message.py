@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from store.format.arrays import texts
-from store.format.entering import MessagePlace, QueueEntry, are_wrong_codes, stands_in
+from store.format.entering import MessagePlace, QueueEntry, are_wrong_codes, is_place_of
 from store.format.hashes import body_crc, java_hash_code, property_crc
 from store.format.inflating import decompress, named
 from store.format.layout import (
@@ -209,7 +209,7 @@ def _wrong(where: object, what: str) -> CorruptRecord:
     return CorruptRecord(f"{where}: {what}; run 'pyspark-mq verify', and restore the segment from a copy")
 
 
-def must_be_entered(message: StoredMessage, entry: QueueEntry) -> None:
+def must_match_entry(message: StoredMessage, entry: QueueEntry) -> None:
     """Raises `CorruptRecord` if the queue entry does not match its message."""
     tag = message.properties.get(PROPERTY_TAGS)
     own = MessagePlace(*message[:3])
@@ -217,7 +217,7 @@ def must_be_entered(message: StoredMessage, entry: QueueEntry) -> None:
         not are_wrong_codes(np.array([entry.tags_code]), texts([tag or ""]), own.topic).any()
     )
     is_there = message.physical_offset == entry.physical_offset
-    if not (is_there and is_code and stands_in(entry.place, own, message.properties)):
+    if not (is_there and is_code and is_place_of(entry.place, own, message.properties)):
         raise CorruptRecord(
             f"{entry}: the log holds another message there: topic {own.topic}, queue {own.queue_id}, offset "
             f"{own.queue_offset} (commit log offset {message.physical_offset}), tag {tag}, tags code in the "

@@ -58,7 +58,7 @@ def decode_fastjson(data: bytes, kind: Any = Any) -> Any:
 def decode_unique(text: str) -> Any:
     """Also raises `ValueError` for a duplicate name in one object."""
     try:
-        return json.loads(text, object_pairs_hook=_each_once)
+        return json.loads(text, object_pairs_hook=_unique_names)
     except RecursionError:
         raise ValueError("nested too deep") from None
 
@@ -79,7 +79,7 @@ def _quoted(found: re.Match[bytes]) -> bytes:
     return found[1] or b'%b"%b"' % (found[2], found[3])
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]

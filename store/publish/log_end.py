@@ -52,7 +52,7 @@ class LogEnd:
     def _decide(self) -> None:
         self._published_end = published_end_of(self._root)
         self._passed_by: tuple[int, int, int] | None = None  # the `numbers` after which a broker appended
-        if self._published_end is not None and self._is_overtaken(self._published_end):
+        if self._published_end is not None and self._broker_owned_since(self._published_end):
             self._passed_by = self._published_end.numbers
 
     @property
@@ -114,12 +114,12 @@ class LogEnd:
     def _counting(self) -> PublishedEnd | None:
         return None if self.by_log else self._published_end
 
-    def _is_overtaken(self, published: PublishedEnd) -> bool:
+    def _broker_owned_since(self, published: PublishedEnd) -> bool:
         numbers, abort = published.numbers, (self._root / ABORT_FILE).exists()
         # With its own files: an undone append may recreate a segment.
         looked_at = CommitLog(self._root, self._log.segments.size, writable=False)
         # If the numbers changed, the walk may have read records of our writer.
-        return was_overtaken(looked_at, published, abort=abort) and published.numbers == numbers
+        return broker_owned_since(looked_at, published, abort=abort) and published.numbers == numbers
 
     def _look(self) -> int:
         """Call with `_looking`."""
@@ -150,7 +150,7 @@ class LogEnd:
         elif self._passed_by is not None:
             if published.numbers != self._passed_by:
                 raise _changed_owner(self._root, _TAKEN_FROM_BROKER)
-        elif not self.by_log and self._is_overtaken(published):
+        elif not self.by_log and self._broker_owned_since(published):
             raise _changed_owner(self._root, "a RocketMQ broker appended to the log of a pyspark-mq writer")
         elif self._end > published.confirm_offset:  # in this order: other threads advance the end
             raise _changed_owner(self._root, f"{PUBLISHED_END_FILE} was replaced by an older one")
@@ -188,7 +188,7 @@ class _LogWalk:
     def _follow(self, flushed: int | None, until: int | None) -> None:
         self._walk(flushed, until)
         if self._is_new:
-            self._warn_of_what_is_left()
+            self._warn_of_bytes_after_end()
             self._is_new = False
         if flushed is not None and self.end < flushed:  # a damaged record, not the end: reading it raises
             self.end = flushed
@@ -201,8 +201,8 @@ class _LogWalk:
     def _is_deleted(self) -> bool:
         return not self._log.segments.exists(self.end) and self.end < self._log.min_offset()
 
-    def _warn_of_what_is_left(self) -> None:
-        if is_left(self._log, self.end) and not (self._root / ABORT_FILE).exists():
+    def _warn_of_bytes_after_end(self) -> None:
+        if has_bytes_after(self._log, self.end) and not (self._root / ABORT_FILE).exists():
             warnings.warn(
                 f"{self._log.segments.directory}: no sound record at log offset {self.end}, the end of the readable "
                 "log, though the last owner closed the directory. A killed writer may have left the bytes; otherwise "
@@ -247,7 +247,7 @@ def life_begin(log: CommitLog, queue: ConsumeQueue) -> int:
     return offset if is_entry and is_message(log, queue.topic, queue.queue_id, first, offset, size) else 0
 
 
-def was_overtaken(log: CommitLog, published: PublishedEnd, *, abort: bool) -> bool:
+def broker_owned_since(log: CommitLog, published: PublishedEnd, *, abort: bool) -> bool:
     """Whether a RocketMQ broker owned the directory after the last writer of ours.
 
     Call under the store lock, or use the result only if `published.numbers` are the same before and after. abort:
@@ -266,17 +266,17 @@ def was_overtaken(log: CommitLog, published: PublishedEnd, *, abort: bool) -> bo
             return True
     if not log.segments.exists(published.confirm_offset) and published.confirm_offset < log.min_offset():
         return True
-    return not abort and is_left(log, published.written_end)
+    return not abort and has_bytes_after(log, published.written_end)
 
 
 def refused_from(root: Path, log: CommitLog, published: PublishedEnd) -> int | None:
-    """Return the log offset of the last append if it raised `FlushFailed`. Call as `was_overtaken`."""
-    if published.has_failed and not was_overtaken(log, published, abort=(root / ABORT_FILE).exists()):
+    """Return the log offset of the last append if it raised `FlushFailed`. Call as `broker_owned_since`."""
+    if published.has_failed and not broker_owned_since(log, published, abort=(root / ABORT_FILE).exists()):
         return published.confirm_offset
     return None
 
 
-def is_left(log: CommitLog, end: int) -> bool:
+def has_bytes_after(log: CommitLog, end: int) -> bool:
     with suppress(OffsetLost):
         return bool(log.segments.read(end, _LOOKED_AT).strip(b"\0"))
     return False

@@ -17,7 +17,7 @@ from store.disk.queue_files import MAKE_ANEW, Entries
 from store.format.entering import QueueEntry
 from store.format.hashes import java_hash_code
 from store.format.layout import CQ_ENTRY, MIN_RECORD_BYTES, SYS_COMPRESSED
-from store.format.stored_message import StoredMessage, decode_record, inflated, must_be_entered, stored_messages
+from store.format.stored_message import StoredMessage, decode_record, inflated, must_match_entry, stored_messages
 from store.model.errors import CorruptRecord, OffsetLost, UnreadableBody
 from store.model.log_protocol import Bounds, Int64s, MessageFilter
 from store.read.scan import EntryColumns, checked_block, may_match
@@ -209,7 +209,7 @@ class _Examined:
             raise CorruptRecord(f"{self._entry(row)}{error}") from error
         named = self.queue.topic, self.queue.queue_id, self.offset + row, at
         if message[:4] != named or tags_code != java_hash_code(message.tags or ""):
-            must_be_entered(message, self._entry(row))
+            must_match_entry(message, self._entry(row))
         return message
 
     def _entry(self, row: int) -> QueueEntry:

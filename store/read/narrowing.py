@@ -58,7 +58,7 @@ class Narrowing:
     def _keys_from(self) -> int | None:
         """Return the log offset from which the index has all keys, None if unknown. Raises as `Index.file`."""
         keys_from = self._end.keys_from
-        begin = None if keys_from is None else self._index.begins_behind(keys_from)
+        begin = None if keys_from is None else self._index.keys_complete_from(keys_from)
         return None if keys_from is None or begin is None else max(keys_from, begin)
 
     def _with_keys(self, topic: str, ranges: list[QueueRange], keys_from: int, keys: Sequence[str]) -> list[QueueRange]:
@@ -116,10 +116,10 @@ def _first_from(queue: ConsumeQueue, wanted: QueueRange, physical_offset: int) -
     Raises `OffsetLost`.
     """
 
-    def stands_at(offset: int) -> int:
+    def physical_at(offset: int) -> int:
         return int(queue.entries(offset, offset + 1)["physical_offset"][0])
 
-    return bisect_left(range(wanted.end), physical_offset, wanted.start, wanted.end, key=stands_at)
+    return bisect_left(range(wanted.end), physical_offset, wanted.start, wanted.end, key=physical_at)
 
 
 def joined(pieces: Iterable[QueueRange]) -> list[QueueRange]:

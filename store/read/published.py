@@ -23,7 +23,7 @@ from store.format.layout import (
     SYS_TRANSACTION_PREPARED,
     SYS_TRANSACTION_ROLLBACK,
 )
-from store.format.stored_message import StoredMessage, must_be_entered
+from store.format.stored_message import StoredMessage, must_match_entry
 from store.model.errors import CorruptRecord, CorruptSegment, OffsetLost, OffsetNotYet, UnknownQueue, UnknownTopic
 from store.model.log_protocol import Boundary, Bounds, Fingerprint, Queue, QueueRange, ReadSpec
 from store.publish.log_end import LogEnd, life_begin
@@ -195,7 +195,7 @@ class PublishedQueues:
             raise CorruptRecord(
                 f"{entry}: an entry of {entry.size} bytes, a record of {size}; run 'pyspark-mq verify --repair'"
             )
-        must_be_entered(message, entry)
+        must_match_entry(message, entry)
         return True
 
     def dispatched_offset(self) -> int:

@@ -64,7 +64,7 @@ class HeartBeats:
             try:
                 if not self._is_known(group):
                     new += 1
-                    _must_be_few(new)
+                    _check_new_groups(new)
                 if self._join(group, beat.client_id, consumer):
                     changed.append(group)
             except StoreError as error:  # join its other groups
@@ -107,10 +107,10 @@ class HeartBeats:
         header, connection = UnregisterClient.of(request.command.fields), request.connection
         id, group = header.client_id, header.consumer_group
         if header.producer_group is not None:
-            _must_be_on(connection, id, self.clients.producers(header.producer_group).get(id))
+            _must_be_own_connection(connection, id, self.clients.producers(header.producer_group).get(id))
             self.clients.remove_producer(header.producer_group, id)
         if group is not None:
-            _must_be_on(connection, id, self.clients.consumers(group).get(id))
+            _must_be_own_connection(connection, id, self.clients.consumers(group).get(id))
             if self.clients.remove_consumer(group, id):
                 self._notify(group)
         return Response()
@@ -134,7 +134,7 @@ class HeartBeats:
             connection.send_soon(told)
 
 
-def _must_be_few(new: int) -> None:
+def _check_new_groups(new: int) -> None:
     """Refuse many new groups, because each rewrites files of the store."""
     if new > _MAX_NEW_GROUPS:
         why = f"{_MAX_NEW_GROUPS} new groups are created for one heart-beat; the next one goes on"
@@ -149,10 +149,12 @@ def _must_be_same(
     A client of the same account may reconnect, as it does after a late answer.
     """
     if before is not None and before.connection.account != now.connection.account:
-        _must_be_on(now.connection, client_id, before)
+        _must_be_own_connection(now.connection, client_id, before)
 
 
-def _must_be_on(connection: Connection, client_id: str, client: ConsumerClient | ProducerClient | None) -> None:
+def _must_be_own_connection(
+    connection: Connection, client_id: str, client: ConsumerClient | ProducerClient | None
+) -> None:
     if client is not None and client.connection is not connection and not client.connection.is_over:
         why = f"client {client_id} is on another connection, from {client.connection.peer}; only that one may end it"
         raise RequestRefused(ResponseCode.NO_PERMISSION, why)

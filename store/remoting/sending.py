@@ -256,14 +256,14 @@ class SendBacks:
     def _sent_back(self, request: Request, header: SendBack, record: bytes) -> Response:
         message = decode_record(record, f"commit log offset {header.offset}")
         self._access.must_have(request, of_topic(message.topic, Perm.SUB))
-        _must_be_meant(message, header)
+        _must_match_request(message, header)
         most = header.max_reconsume_times
         self._broker.must_know(header.group)
         send_back(self._store, header.group, [message], level=header.delay_level, max_reconsume_times=most)
         return Response()
 
 
-def _must_be_meant(message: StoredMessage, header: SendBack) -> None:
+def _must_match_request(message: StoredMessage, header: SendBack) -> None:
     """Raise `RequestRefused` if the topic or the producer's id is of another message. The client then sends that
     message back as a new one.
     """

@@ -72,7 +72,7 @@ def finish_deletion(root: Path) -> None:
         sync_directory(root)
 
 
-def remove_what_came_back(root: Path) -> None:
+def remove_restored_queues(root: Path) -> None:
     """Remove queues of deleted topics, so that a recreated topic does not show their messages.
 
     A broker may have rebuilt them after a crash, or the table of topics may be newer than the log. A topic whose queues
@@ -99,7 +99,7 @@ def remove_what_came_back(root: Path) -> None:
         topics.create(topic, topics.queue_count(topic))
 
 
-def with_messages_since(root: Path) -> list[str]:
+def topics_used_after_deletion(root: Path) -> list[str]:
     """Return topics that are deleted in the table but have later messages: the table is older than the log.
 
     Safe during writes, because a writer adds a topic to the table before its first message.

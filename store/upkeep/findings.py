@@ -64,7 +64,7 @@ def _known_here_alone(
     log: CommitLog, queues: ConsumeQueues, name: QueueName, index: int, safe: int
 ) -> StoredMessage | None:
     """Return the record of an entry. None if it is not sound, or if the queue in its header has it, too."""
-    offset, size, _ = queues.of(*name).entries_left(index, index + 1)[0].item()
+    offset, size, _ = queues.of(*name).entries_or_zeros(index, index + 1)[0].item()
     if not (log.min_offset() <= offset and 0 < size <= safe - offset):
         return None
     try:
@@ -78,7 +78,7 @@ def _known_here_alone(
     said = record.topic, record.queue_id
     if (*said, record.queue_offset) == (*name, index) or not is_folder_name(record.topic):
         return record
-    other = queues.of(*said).entries_left(record.queue_offset, record.queue_offset + 1)[0]
+    other = queues.of(*said).entries_or_zeros(record.queue_offset, record.queue_offset + 1)[0]
     return None if (int(other["physical_offset"]), int(other["size"])) == (offset, size) else record
 
 

@@ -89,7 +89,7 @@ class IndexCheck:
             self._check_times(piece, timestamps[first[pairs >> 32]])
             found.append(pairs)
         missing = offsets[~_isin(wanted, np.concatenate(found))]
-        self._add(INDEX_DIR, _NOT_FILED, missing[self._must_be_filed(missing)])
+        self._add(INDEX_DIR, _NOT_FILED, missing[self._must_be_indexed(missing)])
 
     def finish(self) -> None:
         for _ in self._until(self._end):
@@ -114,7 +114,7 @@ class IndexCheck:
         wrong[len(wrong) - len(last) :] |= ((end - last) // _MS != 0) & ((end - np.maximum(last, begin)) // _MS != 0)
         self._add(piece.file, _SECONDS, numbers[wrong])
 
-    def _must_be_filed(self, offsets: Ints) -> Mask:
+    def _must_be_indexed(self, offsets: Ints) -> Mask:
         there = offsets >= self._log.min_offset()
         if self._is_complete or not there.any():
             return there & self._index.is_enabled

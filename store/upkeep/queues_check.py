@@ -135,14 +135,14 @@ class QueuesCheck:
         found = []
         for name, queue in self._queues.items():
             at = queue.stale(max(self._max_offset(name, end), self._next.get(name, 0)))
-            if at is not None and not (of_records and queue.entries_left(at, at + 1)["physical_offset"][0] < end):
+            if at is not None and not (of_records and queue.entries_or_zeros(at, at + 1)["physical_offset"][0] < end):
                 found.append(f"{_name(name)}, offset {at}")
         return found
 
     def _stands(self, topic: str, queue_id: int, offsets: Ints, entries: Entries) -> bool:
         """Return whether a light queue has a record that names it: a client may have forged the name."""
         first, name = int(offsets[0]), (topic, queue_id)
-        offset, size, _ = self._all_queues.of(*name).entries_left(first, first + 1)[0].item()
+        offset, size, _ = self._all_queues.of(*name).entries_or_zeros(first, first + 1)[0].item()
         if size:
             return bool(offset == entries["physical_offset"][0])
         return first == self._next.get(name, first if self._log.min_offset() else 0)
@@ -200,7 +200,7 @@ class QueuesCheck:
             self._last_at[name] = 0
         if name in self._last_at:
             self._last_at[name] = int(expected["physical_offset"][-1])
-        found = self._queues[name].entries_left(first, first + len(expected))
+        found = self._queues[name].entries_or_zeros(first, first + len(expected))
         gone = (found["size"] == 0) & (expected["physical_offset"] < self._log.min_offset())
         found[gone] = expected[gone]
         return found, with_delivery_times(chunk, name[0], expected, found)

@@ -134,7 +134,7 @@ class Recovery:
             )
         if plan.begin is Point.FIRST_BYTE:
             self._refuse_misplaced(queues.found, end if plan.trusted is Point.LAST_SEGMENT else trusted)
-        self._warn_of_what_goes(plan, end, queues.found)
+        self._warn_of_cuts(plan, end, queues.found)
         queues.warn_of_passed_over()
         if begin == first_byte > 0:
             self._remember(queues.found)
@@ -170,7 +170,7 @@ class Recovery:
                     "of the store first"
                 )
 
-    def _warn_of_what_goes(self, plan: Plan, end: int, found: Mapping[QueueName, QueueInLog]) -> None:
+    def _warn_of_cuts(self, plan: Plan, end: int, found: Mapping[QueueName, QueueInLog]) -> None:
         """Warn if bytes or queue entries are cut, unless a crash or a killed writer explains them."""
         segments = self._log.segments
         start = end - end % segments.size
@@ -197,7 +197,7 @@ class Recovery:
     def _knows_more(self, name: QueueName, max_offset: int, end: int) -> bool:
         queue = self._queues.of(*name)
         left = queue.stale(max_offset)
-        return left is not None and bool(queue.entries_left(left, left + 1)["physical_offset"][0] >= end)
+        return left is not None and bool(queue.entries_or_zeros(left, left + 1)["physical_offset"][0] >= end)
 
     def _known(self, begin: int, end: int, times_from: int, index_files: list[str], filed_from: int) -> tuple[int, int]:
         """Return `times_from` and `keys_from` of the published end.
@@ -275,7 +275,7 @@ class Recovery:
                 rows = queues[name].counting(offsets, entries)
                 if rows.start < rows.stop:
                     first, target = int(offsets[rows.start]), self._queues.of(*name)
-                    found = target.entries_left(first, first + rows.stop - rows.start)
+                    found = target.entries_or_zeros(first, first + rows.stop - rows.start)
                     target.write(first, with_delivery_times(chunk, topic, entries[rows], found))
         segments.zero(end, files_end)
         segments.flush(decision.begin, files_end)
@@ -340,7 +340,7 @@ class _KeptIndex:
         spans, first_byte = self._index.spans(names), self._log.min_offset()
         if (plan.filed is Filed.ALL and begin > first_byte) or not self._index.is_enabled:
             return names, begin
-        if begin == first_byte and not (self._index.have_what_they_say(names, end) and self._are_filed(spans)):
+        if begin == first_byte and not (self._index.are_consistent(names, end) and self._are_filed(spans)):
             names, spans = [], []
         return names, min(begin, max(first_byte, spans[-1][1] if spans else 0))
 

@@ -38,7 +38,7 @@ class Reason(Enum):
     NOT_NOW = "it is no hour of deleteWhen, and the disk has space"
 
     @property
-    def whatever_age(self) -> bool:
+    def ignores_age(self) -> bool:
         return self in (Reason.DISK_FULL, Reason.FORCED)
 
 
@@ -69,7 +69,7 @@ def decide(config: StoreConfig, moment: CleanMoment, segments: list[LogSegment])
     if reason is Reason.NOT_NOW:
         return CleanDecision(reason, [])
     kept_since = moment.now - config.fileReservedTime * _SECONDS_PER_HOUR
-    expired = takewhile(lambda each: reason.whatever_age or each.modified <= kept_since, segments)
+    expired = takewhile(lambda each: reason.ignores_age or each.modified <= kept_since, segments)
     return CleanDecision(reason, [each.start for each in expired][: config.deleteFileBatchMax])
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from store.disk.atomic import make_directory, make_folder, make_root, sync_directory, write_file
 from store.disk.checkpoint import create_checkpoint, read_checkpoint
 from store.disk.commit_log import CommitLog
-from store.disk.config import REMEMBERED, SIZES, StoreConfig, settings_text, settings_there, with_settings
+from store.disk.config import REMEMBERED, SIZES, StoreConfig, existing_settings, settings_text, with_settings
 from store.disk.index import Index
 from store.disk.index_file import Entries
 from store.disk.queue_ends import QueueEnds
@@ -45,7 +45,7 @@ from store.model.errors import (
     system_errors,
 )
 from store.objects.urls import without_secrets
-from store.publish.log_end import is_left, was_overtaken
+from store.publish.log_end import broker_owned_since, has_bytes_after
 from store.publish.published_end import published_end_of
 from store.read.query import message_at
 from store.upkeep.plans import Evidence
@@ -159,7 +159,7 @@ class StoreDirectory:
 
         If the directory has them, its file sizes, tag index and archive have priority. Raises `ConfigError`.
         """
-        own = settings_there(self._conf)
+        own = existing_settings(self._conf)
         self._warn_if_lost()
         if given is None:
             config = StoreConfig.load(self._conf) if own else StoreConfig()
@@ -174,11 +174,11 @@ class StoreDirectory:
     @property
     def has_configuration(self) -> bool:
         """Whether `config/store.conf` has the sizes of its files."""
-        return settings_there(self._conf).keys() >= set(SIZES)
+        return existing_settings(self._conf).keys() >= set(SIZES)
 
     def check_sizes(self, config: StoreConfig) -> None:
         """Raise `ConfigError` if another process just created the store with other sizes. Call under the store lock."""
-        own = settings_there(self._conf)
+        own = existing_settings(self._conf)
         there = replace(config, **{name: own[name] for name in SIZES if name in own})  # rounded as in `config`
         for name in SIZES:
             if (size := getattr(there, name)) != getattr(config, name):
@@ -189,7 +189,7 @@ class StoreDirectory:
 
     def save_configuration(self, config: StoreConfig) -> None:
         """Write `config/store.conf` of a new store, or add missing sizes. Call under the store lock."""
-        own = settings_there(self._conf)
+        own = existing_settings(self._conf)
         missing = [name for name in SIZES if name not in own]
         if missing:
             make_directory(self._conf.parent)
@@ -233,10 +233,10 @@ class StoreDirectory:
         if published is None:
             return
         with closing(published):
-            if was_overtaken(log, published, abort=(self.root / ABORT_FILE).exists()):
+            if broker_owned_since(log, published, abort=(self.root / ABORT_FILE).exists()):
                 return
             end = published.written_end
-            if published.same_boot and is_left(log, end):
+            if published.same_boot and has_bytes_after(log, end):
                 warnings.warn(
                     f"{log.segments.directory}: {PUBLISHED_END_FILE} says that the log ends at {end}, and something is "
                     "left behind, which is no sound record, and goes. A RocketMQ broker that was killed may have left "
@@ -261,7 +261,7 @@ class StoreDirectory:
         if published is None:
             return Evidence(False, False, queues, abort, checkpoint)
         with closing(published):
-            overtaken = was_overtaken(log, published, abort=abort)
+            overtaken = broker_owned_since(log, published, abort=abort)
             current = published.same_boot and not (published.has_failed or overtaken)
             end = published.confirm_offset if current else published.flushed_offset
             if queues and alone:
@@ -274,7 +274,7 @@ class StoreDirectory:
                 anew = abort and not current  # then the last index file is rebuilt
                 queues = bool(left_alone and ends and ends.agree_with(*files, announced=announced, rebuilds_index=anew))
                 if not anew:
-                    queues = queues and (not index.is_enabled or index.have_what_they_say(index.names(), end))
+                    queues = queues and (not index.is_enabled or index.are_consistent(index.names(), end))
             confirm = published.confirm_offset
             # No queues are expected if nothing was appended since the last topic was deleted.
             is_bare = not queues and not alone and confirm in Topics(self.root).deletions().values()

@@ -36,7 +36,7 @@ from store.format.stored_message import decode_record
 from store.model.errors import CorruptRecord, CorruptStore, OffsetLost, system_errors
 from store.publish.locks import alone
 from store.publish.log_end import LogEnd
-from store.upkeep.deletion import with_messages_since
+from store.upkeep.deletion import topics_used_after_deletion
 from store.upkeep.findings import COPY, REPAIR, UNREADABLE, Enough, Report, broken_bodies
 from store.upkeep.index_check import IndexCheck
 from store.upkeep.plans import Filed, Plan, Point, plan_for
@@ -126,7 +126,7 @@ class _Verifier:
             noted = {} if log_end.by_log else self._noted_ends(end)
             queues_check.finish(end, noted, self._is_gone, is_damaged=self._is_damaged)
             index_check.finish()
-            left = self._left_in_log(end)
+            left = self._bytes_after_end(end)
             behind = [self._place(at) for at in left] + queues_check.behind(end, of_records=log_end.by_log)
             is_closed = not (self._root / ABORT_FILE).exists()  # read after the queues and before the end
             is_over = end == log_end.confirm_offset
@@ -159,7 +159,7 @@ class _Verifier:
         topics = Topics(self._root)
         topics.queue_counts()
         self._deletions = topics.deletions()
-        for topic in with_messages_since(self._root) if is_told else ():
+        for topic in topics_used_after_deletion(self._root) if is_told else ():
             what = (
                 f"topic {topic} was deleted, and has messages since, which nobody sees: the file is older than the log"
             )
@@ -242,7 +242,7 @@ class _Verifier:
         start = at - at % self._log.segments.size
         return f"{self._log.segments.path(start).relative_to(self._root)} @ {at - start}"
 
-    def _left_in_log(self, end: int) -> list[int]:
+    def _bytes_after_end(self, end: int) -> list[int]:
         segments = self._log.segments
         found = [segments.first_not_zero(end, start + segments.size) for start in segments.starts()[-1:]]
         return [at for at in found if at is not None]

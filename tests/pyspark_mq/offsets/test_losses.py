@@ -71,7 +71,7 @@ def test_losses_within_a_range(
     planned = QueueRange(A0, *wanted)
     loss = loss_in(planned, there, is_another)
     assert loss == (lost and Loss(QueueRange(A0, *lost[1:]), lost[0], there or Bounds(0, 0)))
-    assert (planned if loss is None else loss.left_of(planned)) == QueueRange(A0, *left)
+    assert (planned if loss is None else loss.rest_of(planned)) == QueueRange(A0, *left)
 
 
 def test_lost_messages_are_an_error_or_a_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,7 +16,7 @@ from store import Message, MessageStore, TagFilter, message_filter
 from store.broker.hold import HeldRequest
 from store.client import puller
 from store.client.process_queue import ProcessQueue
-from store.client.process_queues import ProcessQueues, Taken
+from store.client.process_queues import ProcessQueues, TakenMessages
 from store.client.puller import Puller, PullFigures
 from store.directory.directory_log import DirectoryHeld, DirectoryLog
 from store.disk.figures import DELIVERED, HELD, Figures
@@ -226,7 +226,7 @@ def test_delayed_message_is_given_to_any_waiting_thread(pulling: Pulling) -> Non
     pulling.pull(100, 1 << 20)
     taken = pulling.queues.take(1, PATIENCE)
     assert taken is not None
-    got: list[Taken | None] = []
+    got: list[TakenMessages | None] = []
     takers = [threading.Thread(target=lambda: got.append(pulling.queues.take(1)), daemon=True) for _ in range(2)]
     for taker in takers:
         taker.start()

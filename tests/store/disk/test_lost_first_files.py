@@ -9,7 +9,7 @@ from store import CorruptSegment, Message, MessageStore, OffsetLost
 from store.disk.commit_log import CommitLog
 from store.disk.consume_queue import ConsumeQueue
 from store.disk.queue_files import MAKE_ANEW
-from store.disk.queues_in_log import Begin, behind_lost, first_left, must_begin
+from store.disk.queues_in_log import Begin, first_remaining, must_begin, resume_after_lost
 from store.format.layout import segment_name
 from tests.store.disk.damages import ENTRIES, SMALL, first_file
 
@@ -22,11 +22,11 @@ def parts(path: Path) -> tuple[CommitLog, ConsumeQueue]:
 def test_lost_first_file_is_an_error(path: Path) -> None:
     first_file(path)
     log, queue = parts(path)
-    assert first_left(log, queue, ENTRIES) == ENTRIES, "nothing before is asked for"
+    assert first_remaining(log, queue, ENTRIES) == ENTRIES, "nothing before is asked for"
     said = f"{queue}: no sound entry before {ENTRIES}, but the log has the message of offset 0; {MAKE_ANEW}"
     for offset in (0, ENTRIES - 1):
         with pytest.raises(CorruptSegment) as told:
-            first_left(log, queue, offset)
+            first_remaining(log, queue, offset)
         assert str(told.value) == said
     begins = {("t", 1): Begin.of(queue)}
     assert must_begin(log, begins, {"t": begins["t", 1].at}), "it is of an older life"
@@ -44,7 +44,7 @@ def test_damaged_log_does_not_prove_a_loss(path: Path) -> None:
         file.write(b"?")  # damages the first record's magic
     assert not must_begin(log, {("t", 1): Begin.of(queue)})
     with pytest.raises(CorruptSegment, match="no entry before 10, and the log is damaged before that one's record"):
-        first_left(log, queue, 0)
+        first_remaining(log, queue, 0)
 
 
 @pytest.mark.parametrize("batch", [2, 3], ids=["in a file", "at a file's end"])
@@ -54,8 +54,8 @@ def test_files_deleted_by_retention_are_no_loss(path: Path, batch: int) -> None:
         store.clean(forced=True, config=replace(SMALL, deleteFileBatchMax=batch))
     log, queue = parts(path)
     first = queue.first()
-    assert first_left(log, queue, 0) == first > 0
+    assert first_remaining(log, queue, 0) == first > 0
     lost = OffsetLost("the file is gone")
-    assert behind_lost(log, queue, 0, lost) == first
+    assert resume_after_lost(log, queue, 0, lost) == first
     with pytest.raises(CorruptSegment, match=f"a file is lost: the file is gone; or {MAKE_ANEW}"):
-        behind_lost(log, queue, first, lost)
+        resume_after_lost(log, queue, first, lost)

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from store import InvalidTopic, Message, MessageRefused, MessageStore, StoreConfig, StoreError
 from store.format.entering import (
     MessagePlace,
+    are_in_light_queue,
     in_own_queue,
+    is_place_of,
     light_places,
-    stand_in_light_queue,
-    stands_in,
     without_reserved,
 )
 from store.format.properties import PropertyColumns, decode_properties
@@ -241,8 +241,8 @@ def test_light_queues_of_a_record(topic: str, queues: str, offsets: str, places:
     assert list(found) == [(1, MessagePlace(*place)) for place in places]
     rows = decode_properties(text.encode())
     for place in places:
-        assert stands_in(MessagePlace(*place), MessagePlace(topic, 7, 0), rows)
-        assert not stands_in(MessagePlace(place[0], place[1], 4), MessagePlace(topic, 7, 0), rows)
+        assert is_place_of(MessagePlace(*place), MessagePlace(topic, 7, 0), rows)
+        assert not is_place_of(MessagePlace(place[0], place[1], 4), MessagePlace(topic, 7, 0), rows)
 
 
 @given(st.lists(st.tuples(LIGHT_NAMES, LIGHT_OFFSETS, st.integers(0, 3)), min_size=1, max_size=6))
@@ -253,9 +253,9 @@ def test_records_of_a_light_queue_by_columns(rows: list[tuple[str | None, str | 
         "".join(f"{name}\x01{value}\x02" for name, value in zip(names, row, strict=False) if value) for row in rows
     ]
     columns = PropertyColumns(pa.array([text.encode() for text in texts], pa.binary()))
-    stands = stand_in_light_queue(columns, "%LMQ%a", pa.array([row[2] for row in rows]).to_numpy())
+    stands = are_in_light_queue(columns, "%LMQ%a", pa.array([row[2] for row in rows]).to_numpy())
     assert stands.tolist() == [
-        stands_in(MessagePlace("%LMQ%a", 0, row[2]), MessagePlace("t", 7, 9), decode_properties(text.encode()))
+        is_place_of(MessagePlace("%LMQ%a", 0, row[2]), MessagePlace("t", 7, 9), decode_properties(text.encode()))
         for row, text in zip(rows, texts, strict=True)
     ]
 

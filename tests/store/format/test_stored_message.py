@@ -12,7 +12,7 @@ from store import CorruptRecord, StoredMessage
 from store.format.entering import QueueEntry
 from store.format.hashes import java_hash_code
 from store.format.layout import PROPERTY_CRC_BYTES, PROPERTY_CRC_NAME
-from store.format.stored_message import decode_record, host_text, must_be_entered, offset_msg_id, offset_msg_ids
+from store.format.stored_message import decode_record, host_text, must_match_entry, offset_msg_id, offset_msg_ids
 from tests.store.golden_bytes import PROPERTY_CRC, V1, V1_BORN_V6
 
 HOST = (bytes([127, 0, 0, 1]), 10911)
@@ -90,11 +90,11 @@ ENTRY = QueueEntry("TopicA", 0, 0, 0, len(V1), java_hash_code("TagA"))
 
 def test_entry_must_match_its_message() -> None:
     message = decode_record(V1, "here")
-    must_be_entered(message, ENTRY)
-    must_be_entered(message, ENTRY._replace(tags_code=-(1 << 31) - 1))  # an address in a queue extension
+    must_match_entry(message, ENTRY)
+    must_match_entry(message, ENTRY._replace(tags_code=-(1 << 31) - 1))  # an address in a queue extension
     with_place = message._replace(properties={"INNER_MULTI_DISPATCH": "x,%LMQ%a", "INNER_MULTI_QUEUE_OFFSET": "1,5"})
     light = QueueEntry("%LMQ%a", 0, 5, 0, len(V1), 0)
-    must_be_entered(with_place, light)
+    must_match_entry(with_place, light)
     for found, entry in [
         (message, ENTRY._replace(topic="TopicB")),
         (message, ENTRY._replace(queue_id=1)),
@@ -107,7 +107,7 @@ def test_entry_must_match_its_message() -> None:
     ]:
         where = rf"topic {entry.topic}, queue {entry.queue_id}, offset {entry.queue_offset} \(commit log offset"
         with pytest.raises(CorruptRecord, match=rf"{where} {entry.physical_offset}\): the log holds another message"):
-            must_be_entered(found, entry)
+            must_match_entry(found, entry)
 
 
 @pytest.mark.parametrize("ip", [bytes([127, 0, 0, 1]), bytes(range(0xF0, 0x100))])

@@ -27,7 +27,7 @@ from store.disk.consume_queue import ConsumeQueue
 from store.format.entering import QueueEntry
 from store.format.hashes import java_hash_code
 from store.format.layout import COMMIT_LOG_DIR, CQ_ENTRY, segment_name
-from store.format.stored_message import decode_record, inflated, must_be_entered
+from store.format.stored_message import decode_record, inflated, must_match_entry
 from store.model.errors import CorruptSegment, OffsetLost, UnreadableBody
 from store.model.log_protocol import Bounds, MessageFilter
 from store.read import getting
@@ -198,7 +198,7 @@ def reference(
             if entry.physical_offset < 0 or not 91 <= entry.size <= log.segments.size:
                 raise CorruptRecord(str(entry))
             message = decode_record(log.segments.read(entry.physical_offset, entry.size), entry)
-            must_be_entered(message, entry)
+            must_match_entry(message, entry)
             if tags is not None and message.tags not in tags:
                 continue
             message = inflated(message._replace(queue_id=queue_id), entry, left)
