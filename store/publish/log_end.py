@@ -31,7 +31,7 @@ LOOK_SECONDS = 1.0  # check the owner if the published end has not moved for so 
 class LogEnd:
     """The end of the log for readers, with the readers' properties of `PublishedEnd`.
 
-    The owner of the directory is a broker or our writers, none before the first write. If it changes, `confirm_offset`
+    The owner of the directory is a broker or our writers, none before the first write. If the owner changes, `confirm_offset`
     raises `StoreReplaced`.
     """
 
@@ -68,7 +68,7 @@ class LogEnd:
         published = self._counting
         if published is not None:
             confirm_offset = published.confirm_offset
-            if confirm_offset > self._end:  # by our writer
+            if confirm_offset > self._end:  # a writer of ours appended
                 self._end, self._next_look = confirm_offset, time.monotonic() + LOOK_SECONDS
                 return confirm_offset
             if confirm_offset == self._end and time.monotonic() < self._next_look:

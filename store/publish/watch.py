@@ -119,7 +119,7 @@ class Watch(Opened):
 
 
 class _Ears:
-    """They close after their last use, because a thread may wait during `Watch.close`."""
+    """The descriptors of a watch close after their last use, because a thread may wait during `Watch.close`."""
 
     def __init__(self, *, notified: bool) -> None:
         self.notify: inotify_simple.INotify | None = None
