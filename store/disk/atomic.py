@@ -127,9 +127,9 @@ def make_root(path: Path) -> None:
 def _follow(fd: int, directory: Path, rights: int) -> None:
     """Give a new file or folder the group of its directory, and the directory's mode limited to `rights`.
 
-    So all users in that group can write the store, whatever their umask. If root creates the file, it also gets the
-    directory's owner, who could not write to the store otherwise. If the process is not in the directory's group, the
-    file's own group gets the rights of others.
+    So all users in that group can write the store, whatever their umask, and no user without access to the directory
+    can read it. If root creates the file, it also gets the directory's owner; otherwise that user could not write to
+    the store. If the process is not in the directory's group, the file's own group gets the rights of others.
     """
     around, made = directory.stat(), os.fstat(fd)
     mode = around.st_mode & rights

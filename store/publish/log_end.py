@@ -31,7 +31,7 @@ LOOK_SECONDS = 1.0  # check the owner if the published end has not moved for so 
 class LogEnd:
     """The end of the log for readers, with the readers' properties of `PublishedEnd`.
 
-    The owner of the directory is a broker or our writers, none before the first write. If the owner changes, `confirm_offset`
+    The directory's owner is a broker or our writers, none before the first write. If it changes, `confirm_offset`
     raises `StoreReplaced`.
     """
 
