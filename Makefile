@@ -50,8 +50,8 @@ mutants: $(VENV)/.with-test
 	$(BIN)/python -m tests.mutants
 
 # Small changes everywhere in one module of the store, against TESTS, its own unless said otherwise:
-# make mutation MODULE=publish/published_end
-MODULE ?= publish/published_end
+# make mutation MODULE=append/published_end
+MODULE ?= append/published_end
 TESTS ?= tests/store/$(dir $(MODULE))test_$(notdir $(MODULE)).py
 MUTATION := build/mutation
 mutation: $(VENV)/.with-mutation

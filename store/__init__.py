@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from store.api.group_protocol import ConsumeFromWhere, MessageModel, Subscription
 from store.api.message_store import MessageStore
 from store.api.writer import Append
+from store.append.placing import AppendResult
+from store.append.putting import PutResult
 from store.archive.archiving import Archived
 from store.disk.config import StoreConfig
 from store.disk.unsupported import UnsupportedWarning
@@ -66,8 +68,6 @@ from store.model.errors import (
     Untrusted,
 )
 from store.model.log_protocol import Boundary
-from store.publish.placing import AppendResult
-from store.publish.putting import PutResult
 from store.read.filters import TagFilter, message_filter
 from store.read.getting import GetResult, GetStatus
 from store.upkeep.retention import Cleaned

@@ -15,7 +15,7 @@ from pyspark_mq.browsing import ENDS, Place, PointInTime, place_of, seconds_of
 from pyspark_mq.cli.terminal import echo
 from store import FilterError, InvalidArgument, ObjectsUnavailable, StoreError, message_filter
 from store.archive.place import is_archive
-from store.client.places import address_at
+from store.client.log_kinds import address_at
 from store.cluster.address import SCHEME, ClusterAddress, Credentials
 from store.disk.consumer_offsets import ConsumerOffsets
 from store.disk.topics import Topics

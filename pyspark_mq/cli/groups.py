@@ -11,7 +11,7 @@ from pyspark_mq.cli.arguments import topics as complete_topics
 from pyspark_mq.cli.terminal import YES, Cells, aligned, echo, must_confirm, number
 from pyspark_mq.stats.measures import GroupLag, group_lags
 from store.api.group_protocol import MemberInfo, MessageModel
-from store.client.places import address_at
+from store.client.log_kinds import address_at
 from store.directory.directory_group import DirectoryGroup
 from store.directory.directory_log import DirectoryAddress
 from store.model.log_protocol import Log, LogAddress, Queue

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pyspark_mq.errors import OptionError
 from pyspark_mq.options.tables import NO_OPTIONS_OF_TABLES, Option, names_of
 from pyspark_mq.options.values import duration, one_of
-from store.client.places import address_at
+from store.client.log_kinds import address_at
 from store.cluster.address import TOOLS_GROUP, ClusterAddress, Credentials, broker_names
 from store.directory.directory_log import DirectoryAddress
 from store.model.errors import InvalidArgument

@@ -18,8 +18,8 @@ from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.source.held_reading import HeldReader, HeldTask
 from pyspark_mq.source.ledger import Ledger, TaskName
 from pyspark_mq.source.reading import RangeReader
+from store.append.published_end import current_boot_id
 from store.model.log_protocol import Fingerprints, Positions
-from store.publish.published_end import current_boot_id
 
 _log = logging.getLogger("pyspark_mq")
 

@@ -19,8 +19,8 @@ from pyspark_mq.source.ledger import Ledger, TaskName, TaskRecord
 from pyspark_mq.source.reading import RangeReader, RangeTask
 from pyspark_mq.source.worker import freeze_loaded_objects, task_slots
 from store import UnknownTopic
+from store.append.published_end import current_boot_id
 from store.model.log_protocol import Fingerprints, Log, Positions, QueueRange
-from store.publish.published_end import current_boot_id
 
 LEAST_SECONDS = 1.0
 _ROWS_AT_ONCE = 1 << 15  # of one queue, before the other queues get their turn

@@ -12,13 +12,13 @@ import numpy as np
 
 from store import MessageStore, OffsetLost, UnknownTopic
 from store.api.store_tables import record_bytes
+from store.append.locks import Holder, process
 from store.directory.directory_log import DirectoryLog
 from store.disk.figures import BUCKETS, DELIVERS, HELD, READS, REFUSED, Figure, figures_in
 from store.disk.segments import BLOCK_BYTES, list_files
 from store.format.layout import COMMIT_LOG_DIR
 from store.format.topic_names import is_internal_topic
 from store.model.log_protocol import Bounds, Int64s, Log, MissingBroker, Positions, Queue
-from store.publish.locks import Holder, process
 
 
 class Extent(NamedTuple):

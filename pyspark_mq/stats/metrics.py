@@ -28,6 +28,7 @@ from pyspark_mq.stats.measures import (
     look_at_cluster,
 )
 from store import MessageStore, OffsetLost, OffsetNotYet, UnknownTopic
+from store.append.locks import Holder
 from store.directory.directory_log import DirectoryLog
 from store.disk.consumer_offsets import ConsumerOffsets
 from store.disk.figures import (
@@ -46,7 +47,6 @@ from store.disk.figures import (
 )
 from store.format.layout import DLQ_TOPIC_PREFIX
 from store.model.log_protocol import Fingerprint, Log, MissingBroker, Queue
-from store.publish.locks import Holder
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric

@@ -8,6 +8,9 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
+from store.append.locks import StoreLock
+from store.append.log_end import has_bytes_after
+from store.append.published_end import PublishedEnd
 from store.delays.delivery_progress import delays_step_back
 from store.disk.commit_log import CommitLog
 from store.disk.config import StoreConfig
@@ -17,9 +20,6 @@ from store.disk.queue_ends import QueueEnds
 from store.disk.queues_in_log import Ranges
 from store.disk.topics import Topics
 from store.model.errors import StoreLocked
-from store.publish.locks import StoreLock
-from store.publish.log_end import has_bytes_after
-from store.publish.published_end import PublishedEnd
 from store.upkeep.deletion import finish_deletion, remove_restored_queues
 from store.upkeep.plans import plan_for
 from store.upkeep.recovery import Recovery, must_reach

@@ -11,8 +11,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from store.api.store_finder import StoreFinder
+from store.api.message_finder import MessageFinder
 from store.api.writer import Append, Writer
+from store.append.log_end import LogEnd
+from store.append.placing import AppendResult
+from store.append.published_end import PublishedEnd
+from store.append.putting import PutResult, RecordMaker, sendable
+from store.append.watch import Watches
 from store.archive.archiving import Archived
 from store.archive.of_store import ArchiveOrder, StoreArchive, ends, queues_of
 from store.delays.delivery_progress import oldest_waiting
@@ -30,17 +35,12 @@ from store.format.entering import NOT_FOR_PUTTING
 from store.format.message import Message
 from store.model.errors import InvalidTopic, ReadOnlyStore, StoreUnavailable
 from store.model.integers import counted, seconds
-from store.publish.log_end import LogEnd
-from store.publish.placing import AppendResult
-from store.publish.published_end import PublishedEnd
-from store.publish.putting import PutResult, RecordMaker, sendable
-from store.publish.watch import Watches
 from store.read.published import PublishedQueues
 from store.upkeep.retention import Cleaned, Retention
 from store.upkeep.store_directory import StoreDirectory
 
 
-class MessageStore(StoreFinder):
+class MessageStore(MessageFinder):
     """An open store directory. Use `MessageStore.open`, best in a `with` statement.
 
     Any number of stores, in any processes of one host, may be open on one directory, for writing and for reading.

@@ -11,6 +11,10 @@ from typing import get_args
 import numpy as np
 import pyarrow as pa
 
+from store.append.locks import among_groups
+from store.append.log_end import LogEnd
+from store.append.published_end import PublishedEnd
+from store.append.watch import Watch, Watches
 from store.archive.of_store import StoreArchive
 from store.archive.tiered import TieredLog
 from store.disk.commit_log import CommitLog
@@ -36,10 +40,6 @@ from store.model.log_protocol import (
     ReadSpec,
     Unreadable,
 )
-from store.publish.locks import among_groups
-from store.publish.log_end import LogEnd
-from store.publish.published_end import PublishedEnd
-from store.publish.watch import Watch, Watches
 from store.read.arrivals import Arrival, arrivals
 from store.read.filters import EVERYTHING, filter_of
 from store.read.fingerprint import can_have, fingerprint

@@ -15,6 +15,12 @@ from typing import Any, overload
 import numpy.typing as npt
 
 from store.api.joining import Joining
+from store.append.appender import Appender, Condition, LogTail, Piece
+from store.append.flusher import Flusher
+from store.append.locks import StoreLock
+from store.append.placing import AppendResult, Where
+from store.append.putting import RecordMaker, encoding_of, sendable
+from store.append.watch import Watch
 from store.delays.deliverer import Deliverer
 from store.delays.delivery import Delivery
 from store.disk.commit_log import CommitLog
@@ -30,12 +36,6 @@ from store.format.message import Message
 from store.format.record_copies import Places, RecordCopies
 from store.format.records import EncodedRecord, EncodedRecords, set_field
 from store.model.errors import StoreClosed, StoreError, StoreUnavailable
-from store.publish.appender import Appender, Condition, LogTail, Piece
-from store.publish.flusher import Flusher
-from store.publish.locks import StoreLock
-from store.publish.placing import AppendResult, Where
-from store.publish.putting import RecordMaker, encoding_of, sendable
-from store.publish.watch import Watch
 from store.upkeep.deletion import Deletion
 from store.upkeep.retention import refuse_when_full
 from store.upkeep.store_directory import StoreDirectory

@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from store.append.flusher import flush_log, flushing
 from store.archive.catalog import (
     COMMIT_LOG,
     CONSUME_QUEUE,
@@ -35,7 +36,6 @@ from store.format.layout import CQ_ENTRY
 from store.model.errors import ArchiveOfAnother, CorruptSegment, CorruptStore, OffsetLost, StoreError, UnknownTopic
 from store.model.integers import LONG_MAX
 from store.model.log_protocol import Fingerprint, Queue
-from store.publish.flusher import flush_log, flushing
 from store.read.fingerprint import can_have
 from store.read.published import PublishedQueues
 from store.read.scan import CheckedBlock, checked_blocks

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from store.append.log_end import is_message
 from store.archive.archiving import PIECE_BYTES, Archived, Archiving, Progress
 from store.archive.catalog import DEFAULT_CLUSTER, Catalog
 from store.archive.kin import ArchiveState, Kin
@@ -41,7 +42,6 @@ from store.model.errors import (
 from store.model.integers import seconds
 from store.model.log_protocol import Queue
 from store.objects.urls import local_path, without_secrets
-from store.publish.log_end import is_message
 from store.read.published import PublishedQueues
 
 _LOCK_FILE = f"{CONFIG_DIR}/archive.lock"

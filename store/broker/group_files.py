@@ -19,6 +19,8 @@ from typing import NamedTuple
 import msgspec
 
 from store.api.group_protocol import ConsumeFromWhere, MessageModel
+from store.append.flusher import flush_log
+from store.append.locks import among_groups
 from store.broker.entries import MemberEntry
 from store.broker.members import MemberFiles, Roster
 from store.disk.admin_files import MAX_BYTES
@@ -29,8 +31,6 @@ from store.format.layout import CONSUMERS_DIR, RETRY_TOPIC_PREFIX
 from store.format.strict_json import Int, Long, decode, encode
 from store.model.errors import CorruptStore, FlushFailed, system_errors
 from store.model.log_protocol import Boundary, Log, Positions, Queue
-from store.publish.flusher import flush_log
-from store.publish.locks import among_groups
 
 ALL = ""  # for all members
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from store.api.message_store import MessageStore
+from store.append.locks import among_groups
 from store.broker.group_files import advance
 from store.disk.consumer_offsets import ConsumerOffsets
 from store.format.layout import (
@@ -27,7 +28,6 @@ from store.format.layout import (
 from store.format.stored_message import StoredMessage
 from store.model.errors import CorruptRecord, OffsetLost, StoreError, UnknownTopic, UnreadableBody
 from store.model.log_protocol import Queue
-from store.publish.locks import among_groups
 
 _OFFSET = re.compile(rb"[0-9]{1,18}")
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from store.api.message_store import MessageStore
+from store.append.watch import POLL_SECONDS, Watch
 from store.disk.opened import Opened, is_owned
 from store.model.errors import (
     CorruptStore,
@@ -25,7 +26,6 @@ from store.model.errors import (
     UnknownTopic,
 )
 from store.model.log_protocol import MessageFilter
-from store.publish.watch import POLL_SECONDS, Watch
 from store.read.arrivals import Arrival
 
 CHECK_SECONDS = 5.0

@@ -23,6 +23,8 @@ from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 
+from store.append.locks import holders, is_held, set_lock
+from store.append.published_end import current_boot_id
 from store.broker.entries import MemberEntry, check_fit
 from store.disk.atomic import make_folder, open_file, write_at
 from store.disk.client_progress import (
@@ -40,8 +42,6 @@ from store.disk.opened import Descriptor, Opened, PinnedPath
 from store.format.layout import CLIENTS_DIR, CONSUMERS_DIR, SERVED_FILE
 from store.model.errors import CorruptStore, system_errors
 from store.model.log_protocol import Positions, Queue
-from store.publish.locks import holders, is_held, set_lock
-from store.publish.published_end import current_boot_id
 
 _LOOK_SECONDS = 0.5  # the kernel closes a killed process's files before it releases their locks
 _LOCK_BYTE = 0

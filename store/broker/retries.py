@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from store.api.message_store import MessageStore
+from store.append.placing import AppendResult
 from store.disk.consumer_offsets import GroupConfigs, check_group_name
 from store.format.arrays import texts
 from store.format.delayed import LEVELS, Waits, waiting_places
@@ -30,7 +31,6 @@ from store.format.record_copies import Places, RecordCopies
 from store.format.stored_message import StoredMessage, decode_record, host_of, offset_msg_id
 from store.model.errors import CorruptRecord, OffsetLost, OffsetNotYet, UnknownTopic
 from store.model.integers import integer
-from store.publish.placing import AppendResult
 
 _LEVEL_OF_FIRST = 3  # after the first failure
 _TIMES = "reconsume_times"

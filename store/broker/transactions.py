@@ -22,6 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from store.api.message_store import MessageStore
+from store.append.placing import AppendResult
+from store.append.putting import encoding_of, sendable
 from store.broker.half_messages import QUEUE, Half, HalfMessages, created, number_in, op_body
 from store.disk.consumer_offsets import check_group_name
 from store.disk.opened import is_owned
@@ -57,8 +59,6 @@ from store.model.errors import (
     UnknownTopic,
 )
 from store.model.integers import seconds
-from store.publish.placing import AppendResult
-from store.publish.putting import encoding_of, sendable
 
 IMMUNITY_SECONDS = 6.0  # transactionTimeOut
 MAX_CHECKS = 15  # transactionCheckMax

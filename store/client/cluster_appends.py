@@ -8,6 +8,7 @@ from itertools import count, groupby
 from typing import Any
 from uuid import uuid4
 
+from store.append.placing import AppendResult
 from store.client.producer_future import Row
 from store.cluster.address import ClusterAddress
 from store.cluster.cluster_writer import ClusterAppend
@@ -16,7 +17,6 @@ from store.disk.figures import Figures
 from store.format.encoding import NotColumns, table_of
 from store.format.layout import PROPERTY_UNIQ_KEY
 from store.format.message import Message, illegal
-from store.publish.placing import AppendResult
 
 _PROPERTIES = 3  # index in a `Row`
 

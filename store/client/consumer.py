@@ -21,7 +21,7 @@ from store.client.consuming import (
     consume_service,
     set_aside,
 )
-from store.client.places import address_at
+from store.client.log_kinds import address_at
 from store.client.process_queues import ProcessQueues, TakenMessages
 from store.client.puller import Puller, PullFigures
 from store.client.rebalancer import Rebalancer

@@ -11,12 +11,12 @@ from concurrent.futures import Future
 from dataclasses import fields
 from typing import Any, NamedTuple
 
+from store.append.placing import AppendResult
+from store.append.putting import PutResult
 from store.format.layout import PROPERTY_UNIQ_KEY
 from store.format.message import Message
 from store.format.stored_message import offset_msg_ids
 from store.model.errors import PutStatus, StoreError, StoreForked
-from store.publish.placing import AppendResult
-from store.publish.putting import PutResult
 
 # The fields of a `Message` without its topic.
 Row = tuple[Any, ...]

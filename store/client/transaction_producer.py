@@ -13,6 +13,8 @@ from types import TracebackType
 from typing import NamedTuple
 
 from store.api.message_store import MessageStore
+from store.append.locks import Turn
+from store.append.putting import PutResult
 from store.broker.transactions import IMMUNITY_SECONDS, MAX_CHECKS, Outcome, Transactions
 from store.disk.atomic import make_folder
 from store.disk.client_progress import PRODUCERS_FOLDER
@@ -29,8 +31,6 @@ from store.model.errors import (
     StoreNotOpen,
 )
 from store.model.integers import integer, seconds
-from store.publish.locks import Turn
-from store.publish.putting import PutResult
 
 CHECK_SECONDS = 30.0  # transactionCheckInterval
 _TAKE_OVER_SECONDS = 1.0  # between two tries to acquire the lock

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
 
+from store.append.placing import AppendResult
 from store.cluster.address import ClusterAddress
 from store.cluster.broker_refusals import explained, is_temporary
 from store.cluster.brokers import Ask, Brokers
@@ -38,7 +39,6 @@ from store.model.errors import (
     UnsupportedStore,
 )
 from store.model.log_protocol import Bools, Int64s, Queue
-from store.publish.placing import AppendResult
 from store.remoting.bodies import batch_entries
 from store.remoting.headers import Offset, SendAnswer, SendMessageV2
 from store.remoting.served_routes import DEFAULT_TOPIC, READ_WRITE

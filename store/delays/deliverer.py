@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from store.append.locks import DELIVERY_BYTE, Turn
+from store.append.watch import Watch
 from store.delays.delivery import Delivery
 from store.format.layout import LOCK_FILE
 from store.model.errors import CorruptStore, FlushFailed, StoreError, StoreNotOpen
-from store.publish.locks import DELIVERY_BYTE, Turn
-from store.publish.watch import Watch
 
 _logger = logging.getLogger("store")
 

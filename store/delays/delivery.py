@@ -9,6 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
+from store.append.placing import AppendResult
+from store.append.published_end import PublishedEnd
 from store.delays.delivery_progress import FIELD, DeliveryProgress, delivered_in, proof, write_timer_check
 from store.delays.levels import Levels
 from store.delays.timers import Due, Timers, write_timer_log
@@ -23,8 +25,6 @@ from store.format.record_copies import Places, RecordCopies
 from store.format.records import EncodedRecords, Encoding
 from store.model.errors import CorruptRecord, OffsetLost
 from store.model.log_protocol import Int64s
-from store.publish.placing import AppendResult
-from store.publish.published_end import PublishedEnd
 from store.read.query import copies_at
 
 _logger = logging.getLogger("store")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from store.append.appender import FAR_MS
 from store.delays.timers import Due
 from store.disk.commit_log import CommitLog
 from store.disk.consume_queue import ConsumeQueue
@@ -23,7 +24,6 @@ from store.format.delayed import LEVELS
 from store.format.layout import CQ_PRE_BLANK_SIZE, RECORD_HEADER, SCHEDULE_TOPIC, field_offset
 from store.model.errors import OffsetLost
 from store.model.log_protocol import Int64s
-from store.publish.appender import FAR_MS
 
 _logger = logging.getLogger("store")
 _LOOK = 4096

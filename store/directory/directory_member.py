@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from store.api.group_protocol import MessageModel
 from store.api.message_store import MessageStore
+from store.append.watch import Watch
 from store.broker.allocation import claim, held
 from store.broker.entries import MemberEntry
 from store.broker.group_files import GroupFiles, GroupOffsets
@@ -22,7 +23,6 @@ from store.format.stored_message import StoredMessage
 from store.model.errors import InvalidArgument, StoreError, StoreNotOpen
 from store.model.integers import integer
 from store.model.log_protocol import Positions, Queue
-from store.publish.watch import Watch
 
 _logger = logging.getLogger("store")
 

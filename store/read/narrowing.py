@@ -11,14 +11,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby, islice
 
+from store.append.log_end import LogEnd
+from store.append.published_end import PublishedEnd
 from store.disk.commit_log import CommitLog
 from store.disk.consume_queue import ConsumeQueue
 from store.disk.index import Index
 from store.format.layout import LIGHT_PREFIX, RECORD_HEADER
 from store.model.errors import ConfigError, CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet
 from store.model.log_protocol import QueueRange
-from store.publish.log_end import LogEnd
-from store.publish.published_end import PublishedEnd
 from store.read.fingerprint import place_of
 from store.read.published import PublishedQueues
 from store.read.query import message_at, offset_of_id

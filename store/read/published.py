@@ -8,6 +8,8 @@ from contextlib import suppress
 import numpy as np
 import pyarrow as pa
 
+from store.append.log_end import LogEnd, life_begin
+from store.append.published_end import PublishedEnd
 from store.disk.commit_log import CommitLog
 from store.disk.consume_queue import ConsumeQueue
 from store.disk.consume_queues import ConsumeQueues, QueueName
@@ -26,8 +28,6 @@ from store.format.layout import (
 from store.format.stored_message import StoredMessage, must_match_entry
 from store.model.errors import CorruptRecord, CorruptSegment, OffsetLost, OffsetNotYet, UnknownQueue, UnknownTopic
 from store.model.log_protocol import Boundary, Bounds, Fingerprint, Queue, QueueRange, ReadSpec
-from store.publish.log_end import LogEnd, life_begin
-from store.publish.published_end import PublishedEnd
 from store.read.fingerprint import fingerprint
 from store.read.query import offset_by_time
 from store.read.scan import Decoding, scan_queue

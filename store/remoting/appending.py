@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from store.api.message_store import MessageStore
 from store.api.writer import Append
+from store.append.placing import AppendResult
 from store.format.message import Message
 from store.model.errors import StoreError, UnknownTopic
-from store.publish.placing import AppendResult
 from store.remoting.threads import settle, without_frames
 
 Fields = Mapping[str, npt.ArrayLike]

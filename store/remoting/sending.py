@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from store.append.placing import AppendResult
 from store.broker.half_messages import Half
 from store.broker.retries import DEAD_LETTER_QUEUES, send_back
 from store.disk.consumer_offsets import GroupConfigs
@@ -36,7 +37,6 @@ from store.format.stored_message import StoredMessage, decode_record, offset_msg
 from store.format.topic_names import TOPICS_OF_NOTES
 from store.model.codes import RequestCode, ResponseCode
 from store.model.errors import InvalidMessageId, RequestRefused, UnreadableBody
-from store.publish.placing import AppendResult
 from store.read.query import offset_of_id
 from store.remoting.appending import Appending
 from store.remoting.bodies import MIN_BATCHED_BYTES, Batched, decode_batch

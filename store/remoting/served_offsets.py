@@ -11,12 +11,12 @@ from pathlib import Path
 
 from store.api.group_protocol import MessageModel
 from store.api.message_store import MessageStore
+from store.append.locks import among_groups
 from store.broker.members import Roster
 from store.disk.consumer_offsets import ConsumerOffsets, check_may_commit
 from store.disk.topics import Topics
 from store.model.errors import OffsetOutOfRange, StoreBusy, StoreError
 from store.model.log_protocol import Queue
-from store.publish.locks import among_groups
 
 PERSIST_SECONDS = 5.0  # flushConsumerOffsetInterval
 _MAX_MADE_UP = 4096  # groups with offsets but no settings

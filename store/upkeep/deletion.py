@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from store.append.published_end import PublishedEnd, published_end_of
 from store.disk.atomic import make_directory, status_of, sync_directory
 from store.disk.client_progress import check_reached, forget_reached
 from store.disk.topic_table import Tombstone, TopicTable
@@ -24,7 +25,6 @@ from store.disk.topics import Topics
 from store.format.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, DELETED_DIR, TOPICS_FILE
 from store.model.errors import system_errors
 from store.model.integers import LONG_MAX
-from store.publish.published_end import PublishedEnd, published_end_of
 
 _logger = logging.getLogger("store")
 

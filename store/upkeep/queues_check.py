@@ -13,6 +13,8 @@ from itertools import islice
 
 import numpy as np
 
+from store.append.log_end import life_begin
+from store.append.watch import POLL_SECONDS
 from store.disk.commit_log import CommitLog
 from store.disk.consume_queue import ConsumeQueue
 from store.disk.consume_queues import ConsumeQueues, Ends, QueueName
@@ -21,8 +23,6 @@ from store.disk.queue_files import Entries
 from store.format.layout import CQ_EXTENSION_BELOW
 from store.format.record_view import Ints
 from store.model.errors import CorruptSegment, CorruptStore, OffsetLost
-from store.publish.log_end import life_begin
-from store.publish.watch import POLL_SECONDS
 from store.upkeep.findings import COPY, REPAIR, Report, misplaced, place_of
 
 _ANEW = f"move the queue's folder away, then {REPAIR}"

@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from store.append.log_end import is_message, last_segment, refused_from
+from store.append.published_end import PublishedEnd, published_end_of
 from store.disk.checkpoint import read_checkpoint, read_index_checkpoint
 from store.disk.commit_log import CommitLog
 from store.disk.consume_queues import ConsumeQueues, QueueName
@@ -29,8 +31,6 @@ from store.format.columns import LAST_MS
 from store.format.layout import CHECKPOINT_MARGIN_MS, CONSUME_QUEUE_DIR, QUEUE_ENDS_FILE
 from store.format.record_view import Ints
 from store.model.errors import CorruptRecord, CorruptSegment, CorruptStore
-from store.publish.log_end import is_message, last_segment, refused_from
-from store.publish.published_end import PublishedEnd, published_end_of
 from store.upkeep.findings import misplaced, place_of
 from store.upkeep.plans import Filed, Plan, Point
 

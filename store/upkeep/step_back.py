@@ -12,6 +12,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from store.append.locks import among_groups
 from store.disk.client_progress import forget_beyond, step_back_done
 from store.disk.consume_queues import ConsumeQueues
 from store.disk.consumer_offsets import ConsumerOffsets
@@ -21,7 +22,6 @@ from store.format.layout import HALF_TOPIC, OP_TOPIC, TRANSACTIONS_GROUP
 from store.format.topic_names import PRODUCERS_TOPIC
 from store.model.errors import CorruptSegment, CorruptStore
 from store.model.log_protocol import Positions, Queue
-from store.publish.locks import among_groups
 
 WHY = "after a crash of the machine, or from a backup, they may be newer than the log"
 _TURN_SECONDS = 30.0  # to wait for the lock of consumer groups

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from store.append.log_end import broker_owned_since, has_bytes_after
+from store.append.published_end import published_end_of
 from store.disk.atomic import make_directory, make_folder, make_root, sync_directory, write_file
 from store.disk.checkpoint import create_checkpoint, read_checkpoint
 from store.disk.commit_log import CommitLog
@@ -45,8 +47,6 @@ from store.model.errors import (
     system_errors,
 )
 from store.objects.urls import without_secrets
-from store.publish.log_end import broker_owned_since, has_bytes_after
-from store.publish.published_end import published_end_of
 from store.read.query import message_at
 from store.upkeep.plans import Evidence
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from store.append.locks import alone
+from store.append.log_end import LogEnd
 from store.disk.atomic import make_folder
 from store.disk.commit_log import CommitLog
 from store.disk.config import StoreConfig
@@ -34,8 +36,6 @@ from store.format.layout import (
 )
 from store.format.stored_message import decode_record
 from store.model.errors import CorruptRecord, CorruptStore, OffsetLost, system_errors
-from store.publish.locks import alone
-from store.publish.log_end import LogEnd
 from store.upkeep.deletion import topics_used_after_deletion
 from store.upkeep.findings import COPY, REPAIR, UNREADABLE, Enough, Report, broken_bodies
 from store.upkeep.index_check import IndexCheck

@@ -17,6 +17,7 @@ import pytest
 
 from store import Message, MessageStore, StoreError
 from store.api.group_protocol import Subscription
+from store.append.published_end import PublishedEnd
 from store.directory.directory_group import DirectoryGroup
 from store.format.layout import (
     CONSUME_QUEUE_DIR,
@@ -27,7 +28,6 @@ from store.format.layout import (
     field_offset,
 )
 from store.model.log_protocol import Queue
-from store.publish.published_end import PublishedEnd
 from tests.device.disk import Change, Disk, Tree, restore, tree_of
 from tests.device.history import History, everything
 from tests.device.life import Life, small

@@ -27,7 +27,7 @@ from typing import Any
 import pyarrow as pa
 
 from store import Message, MessageStore
-from store.publish.published_end import PublishedEnd
+from store.append.published_end import PublishedEnd
 
 TOPIC, QUEUES = "t", 3
 _WORD_BYTES = 8  # the kernel copies aligned words, such as the published end, in one instruction

@@ -28,10 +28,10 @@ from store import (
 )
 from store.api.group_protocol import MessageModel, Subscriptions
 from store.api.message_store import delete_topic
+from store.append.published_end import PublishedEnd
 from store.broker.members import Roster
 from store.directory.directory_group import DirectoryGroup
 from store.model.log_protocol import Queue
-from store.publish.published_end import PublishedEnd
 from tests.children import ended, in_a_child
 from tests.logs.group_conformance import ALL, EVERYTHING, Q0, GroupTests
 from tests.members import RemoteMember, remote_member

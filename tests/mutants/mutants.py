@@ -26,28 +26,28 @@ class Mutant(NamedTuple):
 MUTANTS = [
     Mutant(
         "SYNC_FLUSH that does not flush",
-        "store/publish/appender.py",
+        "store/append/appender.py",
         "            self._log.segments.flush(self._published_end.flushed_offset, end)\n",
         "            pass\n",
         (SYNCED,),
     ),
     Mutant(
         "an append of which a part is on the device before the rest",
-        "store/publish/appender.py",
+        "store/append/appender.py",
         "hidden=placed.head[0] if hidden and end == begin else None",
         "hidden=None",
         (SYNCED,),
     ),
     Mutant(
         "offsets given that were right before another writer's append",
-        "store/publish/appender.py",
+        "store/append/appender.py",
         "(known.confirm_offset, known.deletions) == (confirm, deletions)",
         "known.deletions == deletions",
-        ("tests/store/publish/test_appender.py::test_two_stores_in_turns_keep_offsets_dense",),
+        ("tests/store/append/test_appender.py::test_two_stores_in_turns_keep_offsets_dense",),
     ),
     Mutant(
         "offsets given that were right before a topic was deleted",
-        "store/publish/appender.py",
+        "store/append/appender.py",
         "(known.confirm_offset, known.deletions) == (confirm, deletions)",
         "known.confirm_offset == confirm",
         DELETION,
@@ -61,14 +61,14 @@ MUTANTS = [
     ),
     Mutant(
         "messages put into a topic that was deleted since they were made",
-        "store/publish/placing.py",
+        "store/append/placing.py",
         "        if found == queue.begin:\n",
         "        if False:\n",
         DELETION,
     ),
     Mutant(
         "a deletion that died, not finished before the next append",
-        "store/publish/appender.py",
+        "store/append/appender.py",
         "        if self._published_end.deletions % 2:\n",
         "        if False:\n",
         DELETION,
@@ -96,7 +96,7 @@ MUTANTS = [
     ),
     Mutant(
         "queues never flushed",
-        "store/publish/flusher.py",
+        "store/append/flusher.py",
         "self._queues.of(*name).flush(*entries)",
         "self._queues.of(*name)",
         (CRASHES,),
@@ -124,10 +124,10 @@ MUTANTS = [
     ),
     Mutant(
         "an append during a look taken for a broker's",
-        "store/publish/log_end.py",
+        "store/append/log_end.py",
         " and published.numbers == numbers",
         "",
-        ("tests/store/publish/test_log_end.py",),
+        ("tests/store/append/test_log_end.py",),
     ),
     Mutant(
         "no second look at a torn queue entry",

@@ -11,7 +11,7 @@ import pytest
 from pyspark_mq.browsing import Row, between, follow, newest, rows_of
 from store import Message, MessageStore, OffsetLost, OffsetNotYet, TagFilter, message_filter
 from store.archive.archive_log import ArchiveAddress
-from store.client.places import address_at
+from store.client.log_kinds import address_at
 from store.directory.directory_log import DirectoryAddress, DirectoryLog
 from store.model.log_protocol import MessageFilter, Queue
 from store.read.filters import EVERYTHING

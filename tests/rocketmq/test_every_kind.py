@@ -18,9 +18,9 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from store import MessageStore, StoreConfig
+from store.append.locks import DELIVERY_BYTE, Turn
 from store.format.layout import LOCK_FILE
 from store.format.topic_names import is_internal_topic
-from store.publish.locks import DELIVERY_BYTE, Turn
 from store.upkeep.findings import Finding
 from store.upkeep.verify import verify
 from tests import seen

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore, StoreConfig
+from store.append.published_end import PublishedEnd
 from store.disk.commit_log import CommitLog
-from store.publish.published_end import PublishedEnd
 from tests.end_to_end.dying_writers import TOPIC
 from tests.end_to_end.test_kill import ROOT, bodies
 from tests.rocketmq.harness import RocketMQ, put

@@ -20,7 +20,7 @@ FLOORS = (
         "format",
         "disk",
         "objects",
-        "publish",
+        "append",
         "read",
         "archive",
         "upkeep",

@@ -7,7 +7,7 @@ import pytest
 from store import MessageStore
 from store.model.errors import StoreFull
 from tests.pyspark_mq.cli.process import run, succeed
-from tests.store.publish.test_locks import BROKER
+from tests.store.append.test_locks import BROKER
 
 SMALL = ("--seconds", 0.1, "--size", 50, "--batch", 10)
 

@@ -15,8 +15,8 @@ from pyspark_mq.source import held_reading
 from pyspark_mq.source.held_reading import HeldTask
 from pyspark_mq.source.ledger import Ledger, TaskRecord
 from store import StoreReplaced
+from store.append import log_end
 from store.model.log_protocol import Queue
-from store.publish import log_end
 from tests.filled import Filled
 from tests.pyspark_mq.source.driving import Row, latest, reader, run, task
 from tests.takeover import broker

@@ -12,9 +12,9 @@ from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.source.reading import default_schema
 from pyspark_mq.source.stream_reader import stream_reader
 from store import MessageStore, StoreReplaced
+from store.append import log_end
 from store.model.errors import NotAStore
 from store.model.log_protocol import Queue
-from store.publish import log_end
 from tests.filled import Filled
 from tests.pyspark_mq.source.streaming import EARLIEST, bare, first_batch, latest, ranges, reader, rows
 from tests.takeover import broker

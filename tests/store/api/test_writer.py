@@ -17,9 +17,9 @@ import pyarrow as pa
 import pytest
 
 from store import Message, MessageStore, StoreBusy, StoreConfig, StoreLocked
+from store.append.flusher import Flusher
+from store.append.published_end import PublishedEnd
 from store.delays.deliverer import Deliverer
-from store.publish.flusher import Flusher
-from store.publish.published_end import PublishedEnd
 
 ROOT = Path(__file__).parents[3]
 NEVER_FLUSHED = StoreConfig(flushIntervalCommitLog=3_600_000, lockTimeoutMillis=200)

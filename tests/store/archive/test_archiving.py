@@ -311,7 +311,7 @@ import sys, time
 from store.model.log_protocol import Boundary, Queue, QueueRange, ReadSpec
 from store.api.message_store import delete_topic
 from store.read.filters import EVERYTHING
-from store.client.places import address_at
+from store.client.log_kinds import address_at
 queues, passes = [Queue("orders", 0), Queue("orders", 1)], 0
 with address_at(sys.argv[1]).open() as log:
     print("begun", flush=True)

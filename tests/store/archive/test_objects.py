@@ -16,7 +16,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from store import ConfigError, NoArchive, ObjectsUnavailable
 from store.archive.archive_log import ArchiveAddress
 from store.archive.of_store import remembered
-from store.client.places import address_at
+from store.client.log_kinds import address_at
 from store.model.log_protocol import Queue
 from store.objects.any_objects import objects_at
 from store.objects.urls import local_path

@@ -24,7 +24,7 @@ from store import (
 from store.archive.archive_log import ArchiveAddress
 from store.archive.catalog import METADATA
 from store.archive.of_store import StoreArchive, alone, remembered
-from store.client.places import address_at
+from store.client.log_kinds import address_at
 from store.disk.queue_ends import QueueEnds
 from store.format.layout import CONF_FILE, CQ_ENTRY, segment_name
 from store.model.log_protocol import Queue

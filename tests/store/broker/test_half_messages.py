@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store import CorruptRecord, InvalidGroup, Message, MessageStore, StoreConfig, TransactionEnded
+from store.append.published_end import PublishedEnd
 from store.broker.half_messages import offsets_ended, op_body
 from store.broker.transactions import Outcome, Transactions
 from store.directory.directory_group import DirectoryGroup
 from store.format.layout import HALF_TOPIC, OP_TOPIC, TRANSACTIONS_GROUP
 from store.model.log_protocol import Queue
-from store.publish.published_end import PublishedEnd
 from tests.store.broker.test_transactions import bodies, orders
 from tests.waiting import until
 

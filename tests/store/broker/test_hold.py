@@ -26,12 +26,12 @@ from store import (
     UnknownTopic,
     message_filter,
 )
+from store.append import log_end
+from store.append.published_end import PublishedEnd, checked
 from store.broker import hold
 from store.broker.hold import HeldRequest, PullRequestHoldService, Wake
 from store.disk.consume_queue import ConsumeQueue
 from store.format.layout import ABORT_FILE
-from store.publish import log_end
-from store.publish.published_end import PublishedEnd, checked
 from tests.takeover import broker
 from tests.waiting import until
 

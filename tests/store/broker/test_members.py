@@ -32,6 +32,8 @@ from store import (
     StoreUnavailable,
 )
 from store.api.group_protocol import MessageModel, Subscription
+from store.append.locks import set_lock
+from store.append.published_end import PublishedEnd
 from store.broker import members
 from store.broker.entries import MemberEntry, check_fit
 from store.broker.group_files import GroupOffsets
@@ -41,8 +43,6 @@ from store.disk.atomic import open_file
 from store.disk.client_progress import sealed, unsealed
 from store.disk.consumer_offsets import ConsumerOffsets
 from store.model.log_protocol import Queue
-from store.publish.locks import set_lock
-from store.publish.published_end import PublishedEnd
 from tests.members import remote_member
 
 EVERYTHING = {"t": Subscription()}

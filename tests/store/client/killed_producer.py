@@ -13,7 +13,7 @@ import sys
 from concurrent.futures import Future
 
 from store import Producer, PutStatus
-from store.publish.putting import PutResult
+from store.append.putting import PutResult
 
 TOPIC, QUEUES, KEYS = "t", 3, 4
 

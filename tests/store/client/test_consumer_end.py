@@ -11,8 +11,8 @@ from traceback import walk_stack
 import pytest
 
 from store import Consumer, MessageStore, ReceivedMessage, StoreBusy, StoreForked, StoreLocked
+from store.append.locks import among_groups
 from store.directory.directory_group import DirectoryGroup
-from store.publish.locks import among_groups
 from tests.children import ended
 from tests.store.client.consumers import TOPIC, Seen, config, has_done, opened, put
 from tests.waiting import PATIENCE, until

@@ -28,8 +28,8 @@ from store import (
     TransactionProducer,
     UnknownTopic,
 )
+from store.append.locks import among_groups
 from store.broker.transactions import Transactions
-from store.publish.locks import among_groups
 from tests.children import ended
 from tests.end_to_end.test_kill import ROOT
 from tests.store.format.test_delayed import all_of

@@ -15,12 +15,12 @@ import pytest
 
 from store import Message, MessageRefused, MessageStore, StoreBusy, StoreConfig
 from store.api.message_store import delete_topic
+from store.append.appender import Appender
+from store.append.putting import encoding_of
 from store.format.delayed import Waits, waiting
 from store.format.encoding import encode_list
 from store.format.layout import DELAY_OFFSETS_FILE
 from store.format.records import EncodedRecords, as_columns
-from store.publish.appender import Appender
-from store.publish.putting import encoding_of
 from store.upkeep.retention import CleanDecision, Reason, Retention
 from tests.children import in_a_child
 from tests.store.delays.dying_deliverers import QUEUES, TOPIC

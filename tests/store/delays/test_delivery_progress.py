@@ -14,6 +14,7 @@ import pytest
 
 from store import Message, MessageStore, StoreConfig
 from store.api.writer import Writer
+from store.append.locks import DELIVERY_BYTE, Turn
 from store.disk.topic_table import has_queues
 from store.format.delayed import WAITING_TOPICS
 from store.format.layout import (
@@ -26,7 +27,6 @@ from store.format.layout import (
     TIMER_TOPIC,
     segment_name,
 )
-from store.publish.locks import DELIVERY_BYTE, Turn
 from tests.store.format.test_delayed import all_of
 from tests.waiting import until
 

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from store import Message, MessageStore
+from store.append.locks import DELIVERY_BYTE, Turn
+from store.append.putting import encoding_of
 from store.delays.delivery_progress import oldest_waiting
 from store.disk.queue_files import MAKE_ANEW
 from store.format.delayed import Waits, waiting
@@ -20,8 +22,6 @@ from store.format.encoding import encode_list
 from store.format.layout import DELAY_OFFSETS_FILE, LOCK_FILE, SCHEDULE_TOPIC, TIMER_TOPIC
 from store.format.records import EncodedRecords, as_columns
 from store.model.errors import CorruptSegment
-from store.publish.locks import DELIVERY_BYTE, Turn
-from store.publish.putting import encoding_of
 from store.upkeep.verify import verify
 from tests.store.delays.test_deliverer import bodies
 from tests.store.disk.damages import SMALL

@@ -29,7 +29,7 @@ from store import (
 from store.api.message_store import delete_topic
 from store.archive.archive_log import ArchiveLog
 from store.archive.kin import Kin
-from store.client.places import address_at
+from store.client.log_kinds import address_at
 from store.directory.directory_log import TieredDirectoryAddress, TieredDirectoryLog
 from store.disk.consume_queue import ConsumeQueue
 from store.format.layout import (

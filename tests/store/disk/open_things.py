@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 
 from store import Message, MessageStore, StoreError
+from store.append.watch import Watch
 from store.archive.of_store import StoreArchive
 from store.broker.hold import PullRequestHoldService
 from store.model.log_protocol import Queue, QueueRange, ReadSpec
-from store.publish.watch import Watch
 from store.read.filters import EVERYTHING
 
 ID = "7F00000100002A9F0000000000000000"

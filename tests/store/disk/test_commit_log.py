@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store import CorruptRecord, Message, MessageRefused, MessageStore, PutStatus, StoreConfig
+from store.append.published_end import PublishedEnd
 from store.disk.commit_log import CommitLog
 from store.format.layout import BLANK, CQ_ENTRY, MAGIC_BLANK, RECORD_HEADER, field_offset, segment_name
-from store.publish.published_end import PublishedEnd
 from store.upkeep.verify import verify
 from tests.device.disk import Change, Sync, Write
 from tests.device.recorder import Recorder

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from store import CorruptStore, InvalidGroup, MessageStore, OffsetOutOfRange, StoreConfig
+from store.append.locks import StoreLock
 from store.disk.consumer_offsets import ConsumerOffsets, check_group_name, delay_offsets
 from store.model.log_protocol import Queue
-from store.publish.locks import StoreLock
 from tests.store.read.test_golden import GOLDEN
 
 ROOT = Path(__file__).parents[3]

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from store import CorruptRecord, CorruptSegment, Message, MessageStore, UnknownTopic
+from store.append.published_end import PublishedEnd
 from store.format.layout import CQ_ENTRY, segment_name
 from store.model.log_protocol import Bounds, Queue
-from store.publish.published_end import PublishedEnd
 from store.upkeep.verify import verify
 from tests.store.disk.damages import (
     DAMAGES,

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore, StoreClosed, StoreError
+from store.append.published_end import PublishedEnd
 from store.broker.hold import PullRequestHoldService, Wake
-from store.publish.published_end import PublishedEnd
 from tests.store.disk.open_things import ALL, HOLD, NO_VERBS, STORE, WATCH, Verb, outcome
 from tests.waiting import until
 

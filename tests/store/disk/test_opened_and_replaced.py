@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore, StoreClosed, StoreReplaced
-from store.publish.log_end import LOOK_SECONDS
+from store.append.log_end import LOOK_SECONDS
 from tests.store.disk.open_things import STORE
 
 REPLACED: dict[str, Callable[[Path], object]] = {

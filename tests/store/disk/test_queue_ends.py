@@ -15,11 +15,11 @@ import pytest
 
 from store import CorruptStore, Message, MessageStore, StoreConfig
 from store.api.message_store import delete_topic
+from store.append.published_end import PublishedEnd
 from store.disk.commit_log import CommitLog
 from store.disk.index import Index
 from store.disk.queue_ends import QueueEnds
 from store.format.layout import segment_name
-from store.publish.published_end import PublishedEnd
 from store.upkeep.verify import verify
 from tests.children import ended
 from tests.end_to_end.test_kill import bodies

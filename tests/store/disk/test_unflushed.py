@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore, StoreConfig
+from store.append.published_end import PublishedEnd
 from store.disk.commit_log import CommitLog
 from store.disk.consume_queues import ConsumeQueues
 from store.disk.queues_in_log import Ranges, Unflushed, ranges_of
 from store.format.layout import ABORT_FILE, PUBLISHED_END_FILE
-from store.publish.published_end import PublishedEnd
 from tests.descriptors import allowed
 from tests.end_to_end.test_kill import bodies, check_log
 

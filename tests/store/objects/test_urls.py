@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from store import ConfigError, StoreError
-from store.client.places import address_at
+from store.client.log_kinds import address_at
 from store.model.errors import ObjectsUnavailable
 from store.objects.any_objects import objects_at, translated
 from store.objects.urls import local_path, secrets_of, why_not_shared, without_secrets

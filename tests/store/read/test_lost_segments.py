@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from store import CorruptSegment, GetStatus, Message, MessageStore, OffsetLost, StoreConfig
-from store.api.store_finder import StoreFinder
+from store.api.message_finder import MessageFinder
 from store.format.layout import CQ_ENTRY, segment_name
 from tests.store.disk.damages import ENTRIES
 
@@ -28,7 +28,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def by_get(store: StoreFinder) -> list[int]:
+def by_get(store: MessageFinder) -> list[int]:
     found, offset = [], 12
     while (result := store.get_message("g", "t", 0, offset, 5)).status is not GetStatus.OFFSET_OVERFLOW_ONE:
         found += [message.queue_offset for message in result.messages]
@@ -36,28 +36,28 @@ def by_get(store: StoreFinder) -> list[int]:
     return found
 
 
-def by_many(store: StoreFinder) -> list[int]:
+def by_many(store: MessageFinder) -> list[int]:
     return [message.queue_offset for message in store.get_message("g", "t", 0, 22, 4000).messages]
 
 
-def as_records(store: StoreFinder) -> list[int]:
+def as_records(store: MessageFinder) -> list[int]:
     return [len(record) for record in store.get_message("g", "t", 0, 22, as_records=True).records]
 
 
-def by_key(store: StoreFinder) -> list[int]:
+def by_key(store: MessageFinder) -> list[int]:
     return [message.queue_offset for message in store.query("t", "k")]
 
 
-def by_scan(store: StoreFinder) -> list[int]:
+def by_scan(store: MessageFinder) -> list[int]:
     return [row for batch in store.scan("t", 0, 12, 48, ("queueOffset",)) for row in batch["queueOffset"].to_pylist()]
 
 
-READS: list[Callable[[StoreFinder], list[int]]] = [by_get, by_many, as_records, by_key, by_scan]
+READS: list[Callable[[MessageFinder], list[int]]] = [by_get, by_many, as_records, by_key, by_scan]
 
 
 @pytest.mark.parametrize("read", READS)
 @pytest.mark.parametrize("is_open", [False, True])
-def test_lost_segment_is_an_error(path: Path, read: Callable[[StoreFinder], list[int]], is_open: bool) -> None:
+def test_lost_segment_is_an_error(path: Path, read: Callable[[MessageFinder], list[int]], is_open: bool) -> None:
     reader = MessageStore.open(path, read_only=True)
     if is_open:
         assert read(reader)
@@ -68,7 +68,7 @@ def test_lost_segment_is_an_error(path: Path, read: Callable[[StoreFinder], list
 
 
 @pytest.mark.parametrize("read", [by_get, by_many, as_records, by_scan])
-def test_queue_file_lost_during_a_read_is_an_error(path: Path, read: Callable[[StoreFinder], list[int]]) -> None:
+def test_queue_file_lost_during_a_read_is_an_error(path: Path, read: Callable[[MessageFinder], list[int]]) -> None:
     with MessageStore.open(path, read_only=True) as reader:
         assert reader.offsets("t", 0) == (12, 48)
         (path / "consumequeue/t/0" / segment_name(2 * ENTRIES * CQ_ENTRY.itemsize)).unlink()
@@ -78,7 +78,7 @@ def test_queue_file_lost_during_a_read_is_an_error(path: Path, read: Callable[[S
 
 
 @pytest.mark.parametrize("read", [by_get, by_many, as_records, by_scan])
-def test_entry_before_the_log_is_an_error(path: Path, read: Callable[[StoreFinder], list[int]]) -> None:
+def test_entry_before_the_log_is_an_error(path: Path, read: Callable[[MessageFinder], list[int]]) -> None:
     with (path / "consumequeue/t/0" / segment_name(400)).open("r+b") as file:
         file.seek(5 * CQ_ENTRY.itemsize)
         file.write((100).to_bytes(8, "big"))

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from store import Message, MessageStore, StoreConfig
+from store.append import appender, published_end
+from store.append.published_end import PublishedEnd
 from store.disk.index import Index
 from store.format.layout import PUBLISHED_END, field_offset
 from store.model.log_protocol import Queue, QueueRange
-from store.publish import appender, published_end
-from store.publish.published_end import PublishedEnd
 
 SIZES = {"mappedFileSizeCommitLog": 64 << 10, "mappedFileSizeConsumeQueue": 100 * 20, "maxHashSlotNum": 50}
 GOLDEN = Path(__file__).parents[2] / "golden"

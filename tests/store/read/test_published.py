@@ -8,13 +8,13 @@ import pytest
 
 from store import GetStatus, Message, MessageStore, OffsetLost, OffsetNotYet, StoreConfig, UnknownQueue, UnknownTopic
 from store.api.message_store import delete_topic
+from store.append.published_end import PublishedEnd
 from store.disk.commit_log import CommitLog
 from store.disk.consume_queue import ConsumeQueue
 from store.disk.consume_queues import ConsumeQueues
 from store.disk.queue_files import QueueFiles
 from store.disk.topics import Topics
 from store.model.log_protocol import Bounds, Queue, QueueRange
-from store.publish.published_end import PublishedEnd
 from store.read.published import PublishedQueues
 
 LOG_SIZE, QUEUE_SIZE = 4096, 200

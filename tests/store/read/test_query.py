@@ -8,6 +8,7 @@ import pytest
 
 from store import Message, MessageStore, StoreConfig, StoredMessage
 from store.api.message_store import delete_topic
+from store.append.log_end import LogEnd
 from store.disk.commit_log import CommitLog
 from store.disk.consume_queues import ConsumeQueues
 from store.disk.index import Index
@@ -16,7 +17,6 @@ from store.format.hashes import key_hash
 from store.format.layout import INDEX_HEADER, field_offset
 from store.model.errors import CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet
 from store.model.log_protocol import Boundary, Queue, QueueRange
-from store.publish.log_end import LogEnd
 from store.read import query
 from store.read.published import PublishedQueues
 from store.read.query import KeyQuery, message_at, messages_with_key, offset_of_id

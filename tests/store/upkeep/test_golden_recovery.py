@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from store import ConfigError, Message, MessageStore, StoreConfig
+from store.append.locks import DELIVERY_BYTE, Turn
 from store.disk.queue_files import Entries
 from store.format.entering import NOT_FOR_PUTTING
 from store.format.layout import CQ_ENTRY, LOCK_FILE, SCHEDULE_TOPIC
-from store.publish.locks import DELIVERY_BYTE, Turn
 from store.upkeep.verify import repair, verify
 from tests import seen
 from tests.rocketmq.golden import config_of

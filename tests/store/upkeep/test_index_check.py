@@ -15,11 +15,11 @@ from types import SimpleNamespace
 import pytest
 
 from store import ConfigError, Message, MessageStore, StoreConfig
+from store.append import appender
+from store.append.published_end import PublishedEnd
 from store.disk.index import Index
 from store.disk.index_file import file_bytes
 from store.format.layout import INDEX_ENTRY, INDEX_HEADER, REPAIR_DIR, field_offset
-from store.publish import appender
-from store.publish.published_end import PublishedEnd
 from store.upkeep.verify import repair, verify
 from tests.children import in_a_child
 

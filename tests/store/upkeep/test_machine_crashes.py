@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from store import CorruptRecord, Message, MessageStore
+from store.append.published_end import PublishedEnd, checked
 from store.broker.retries import send_back
 from store.broker.transactions import Transactions
 from store.disk.index import Index
 from store.format.layout import CQ_ENTRY, PUBLISHED_END, RECORD_HEADER, SECTOR_BYTES, field_offset, segment_name
-from store.publish.published_end import PublishedEnd, checked
 from store.upkeep.verify import verify
 from tests.end_to_end.test_kill import bodies, check_log
 from tests.store.upkeep.crashed import SIZE, SMALL, Crashed, another_boot, damage, records_before

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from store import CorruptRecord, CorruptSegment, Message, MessageStore
+from store.append.published_end import PublishedEnd
 from store.format.layout import CQ_ENTRY, RECORD_HEADER, field_offset, segment_name
-from store.publish.published_end import PublishedEnd
 from store.upkeep.verify import repair, verify
 from tests.end_to_end.test_kill import bodies, check_log
 from tests.store.disk.damages import note_ends, noted_ends

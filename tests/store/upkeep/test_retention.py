@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from store import Message, MessageStore, OffsetLost, ReadOnlyStore, StoreConfig
+from store.append.published_end import PublishedEnd
 from store.disk.commit_log import CommitLog
 from store.disk.consume_queues import ConsumeQueues
 from store.disk.index import Index
 from store.format.layout import CQ_ENTRY, segment_name
-from store.publish.published_end import PublishedEnd
 from store.upkeep.retention import CleanMoment, LogSegment, Reason, Retention, decide, used_percent
 
 HOUR = 3600

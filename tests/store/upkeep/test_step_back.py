@@ -12,12 +12,12 @@ import pytest
 
 from store import ConsumeFromWhere, Consumer, ConsumerConfig, CorruptSegment, Message, MessageStore
 from store.api.message_store import delete_topic
+from store.append.published_end import PublishedEnd
 from store.broker.transactions import Transactions
 from store.disk.consume_queues import ConsumeQueues
 from store.disk.consumer_offsets import ConsumerOffsets
 from store.format.layout import segment_name
 from store.model.log_protocol import Queue
-from store.publish.published_end import PublishedEnd
 from store.upkeep.step_back import step_back
 from store.upkeep.verify import repair, verify
 from tests.children import ended

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from store import CorruptStore, Message, MessageStore, StoreClosed
+from store.append.published_end import PublishedEnd, current_boot_id
 from store.format.layout import PUBLISHED_END, PUBLISHED_END_FILE_BYTES, field_offset
-from store.publish.published_end import PublishedEnd, current_boot_id
 
 
 @pytest.fixture

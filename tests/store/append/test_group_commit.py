@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageRefused, MessageStore, PutStatus, StoreBusy, StoreConfig, StoreFull, StoreLocked
+from store.append.appender import GroupCommit, WaitingAppend
+from store.append.locks import StoreLock
+from store.append.placing import Where
 from store.disk.queues_in_log import Ranges, Unflushed
 from store.format.message import encode_messages
 from store.format.records import EncodedRecord, Encoding
-from store.publish.appender import GroupCommit, WaitingAppend
-from store.publish.locks import StoreLock
-from store.publish.placing import Where
 from tests.waiting import until
 
 THREADS = 6

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from store.append.published_end import PublishedEnd, published_end_of
 from store.disk.checkpoint import write_checkpoint
 from store.disk.commit_log import CommitLog
 from store.disk.consume_queues import ConsumeQueues, QueueName
 from store.disk.opened import PinnedPath
 from store.disk.queues_in_log import Ranges, Unflushed
 from store.model.errors import FlushFailed, StoreReplaced, StoreUnavailable
-from store.publish.published_end import PublishedEnd, published_end_of
 
 _logger = logging.getLogger("store")
 

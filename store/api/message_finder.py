@@ -1,4 +1,4 @@
-"""`StoreFinder`: the methods of a store that find messages, and tables of topics and groups."""
+"""`MessageFinder`: the methods of a store that find messages, and tables of topics and groups."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from store.read.query import KeyQuery, copies_at, message_at, messages_with_key,
 TopicPart = Iterable[int] | Mapping[int, tuple[int, int]] | None
 
 
-class StoreFinder(StoreReader):
+class MessageFinder(StoreReader):
     def query(
         self, topic: str, key: str, max_messages: int = 64, begin: int = 0, end: int = END_OF_TIME
     ) -> list[StoredMessage]:

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from store import Message, MessageRefused
+from store.append.placing import AppendResult, NextOffsets, place_few, place_many
 from store.disk.commit_log import CommitLog
 from store.disk.consume_queues import ConsumeQueues
 from store.format.message import encode_messages
 from store.format.records import EncodedRecord, Encoding, as_columns, set_field
-from store.publish.placing import AppendResult, NextOffsets, place_few, place_many
 from tests.store.format.test_message import messages
 
 NOW = 1_700_000_000_000

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from store import FlushFailed, Message, MessageStore, StoreConfig, StoreUnavailable
+from store.append.published_end import PublishedEnd
 from store.disk.checkpoint import read_checkpoint
-from store.publish.published_end import PublishedEnd
 from tests.end_to_end.test_kill import bodies, check_log
 from tests.failing import CONFIG, SYNC, Device, put
 from tests.store.upkeep.crashed import another_boot

@@ -13,6 +13,8 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
+from store.append.published_end import PublishedEnd, published_end_of
+from store.append.watch import POLL_SECONDS
 from store.disk.commit_log import CommitLog
 from store.disk.consume_queue import ConsumeQueue
 from store.disk.dispatch import SIZE_BYTES, walk
@@ -20,8 +22,6 @@ from store.disk.opened import PinnedPath
 from store.format.layout import ABORT_FILE, CQ_PRE_BLANK_SIZE, LIGHT_PREFIX, PUBLISHED_END_FILE
 from store.format.stored_message import decode_record
 from store.model.errors import CorruptRecord, OffsetLost, StoreReplaced
-from store.publish.published_end import PublishedEnd, published_end_of
-from store.publish.watch import POLL_SECONDS
 
 _TAKEN_FROM_BROKER = "a pyspark-mq writer opened the directory of a RocketMQ broker"
 _LOOKED_AT = 64 << 10  # bytes after the log's end

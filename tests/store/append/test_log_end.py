@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from store import CorruptSegment, Message, MessageStore, StoreConfig, StoreFull, StoreReplaced
+from store.append import log_end
+from store.append.log_end import LogEnd
+from store.append.published_end import PublishedEnd, checked
 from store.disk.commit_log import CommitLog
 from store.disk.dispatch import LogChunk, walk
 from store.format.layout import ABORT_FILE, COMMIT_LOG_DIR, PUBLISHED_END_FILE, QUEUE_ENDS_FILE, segment_name
-from store.publish import log_end
-from store.publish.log_end import LogEnd
-from store.publish.published_end import PublishedEnd, checked
 from store.upkeep.findings import COPY
 from store.upkeep.verify import verify
 from tests.end_to_end.dying_writers import QUEUES
@@ -316,7 +316,7 @@ def test_undone_append_during_a_check_is_no_new_owner(
 ) -> None:
     """Both appends are in the same millisecond, so their times do not differ."""
     now = time.time()
-    monkeypatch.setattr("store.publish.appender.time.time", lambda: now)
+    monkeypatch.setattr("store.append.appender.time.time", lambda: now)
     with MessageStore.open(path) as ours:
         put(ours, "ours", 1)
         end = LogEnd(path, CommitLog(path, SIZE, writable=False))

@@ -14,8 +14,8 @@ from types import FrameType
 import pytest
 
 from store import Message, MessageStore, StoreBusy, StoreClosed, StoreConfig, StoreLocked, StoreUnavailable
-from store.publish import locks
-from store.publish.locks import StoreLock, Turn, among_groups, holders
+from store.append import locks
+from store.append.locks import StoreLock, Turn, among_groups, holders
 
 # A RocketMQ broker's lock: FileChannel.tryLock(0, 1, false) is a record lock on byte 0.
 BROKER = """
@@ -190,7 +190,7 @@ def test_interrupt_releases_the_lock(tmp_path: Path) -> None:
 WITHOUT_INPUT = """
 import os, sys
 from pathlib import Path
-from store.publish.locks import StoreLock
+from store.append.locks import StoreLock
 os.close(0)
 one, other = StoreLock(Path(sys.argv[1])), StoreLock(Path(sys.argv[1]))
 for lock in (one, other, one):

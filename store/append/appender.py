@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Generic, NamedTuple, TypeVar
 
+from store.append.locks import StoreLock
+from store.append.placing import AppendResult, NextOffsets, Placed, Result, Where, place_few, place_many
+from store.append.published_end import PublishedEnd
 from store.disk.commit_log import CommitLog, Stretches
 from store.disk.consume_queues import ConsumeQueues, QueueName
 from store.disk.dispatch import walk
@@ -25,9 +28,6 @@ from store.disk.queues_in_log import Ranges, Unflushed, ranges_of
 from store.format.layout import CQ_ENTRY
 from store.format.records import EncodedRecord, EncodedRecords, as_columns
 from store.model.errors import MessageRefused, UnknownTopic
-from store.publish.locks import StoreLock
-from store.publish.placing import AppendResult, NextOffsets, Placed, Result, Where, place_few, place_many
-from store.publish.published_end import PublishedEnd
 
 FAR_MS = 3_600_000  # clocks are rarely set back by more
 Condition = Callable[[], bool]

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from store import Message, MessageRefused, MessageStore, UnknownQueue
-from store.publish.putting import ROWS_A_TURN
+from store.append.putting import ROWS_A_TURN
 
 
 def table(rows: int) -> pa.Table:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore
-from store.publish.published_end import PublishedEnd
-from store.publish.watch import Watch, Watches
+from store.append.published_end import PublishedEnd
+from store.append.watch import Watch, Watches
 from tests.waiting import PATIENCE
 
 if sys.platform == "linux":
@@ -42,7 +42,7 @@ def test_watch_wakes_at_a_publication(published: PublishedEnd) -> None:
 PUBLISHER = """
 import sys
 from pathlib import Path
-from store.publish.published_end import PublishedEnd
+from store.append.published_end import PublishedEnd
 published = PublishedEnd(Path(sys.argv[1]), writable=True)
 for line in sys.stdin:
     published.publish(int(line))

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from store.append.placing import Where
 from store.disk.config import StoreConfig
 from store.disk.topics import Topics
 from store.format.arrays import constant, lengths
@@ -26,7 +27,6 @@ from store.format.record_copies import Places, RecordCopies
 from store.format.records import EncodedRecord, EncodedRecords, Encoding, as_columns
 from store.format.stored_message import offset_msg_ids
 from store.model.errors import PutStatus
-from store.publish.placing import Where
 
 ROWS_A_TURN = 16  # larger groups do not make reads faster
 # A delayed record may grow by a longer name and a checksum when it is put into its own topic.

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pytest
 
 from store import CorruptSegment, CorruptStore, Message, MessageRefused, MessageStore, StoreConfig, StoreReplaced
+from store.append.published_end import PublishedEnd
 from store.disk.queue_ends import QueueEnds
 from store.format.layout import ABORT_FILE, PUBLISHED_END_FILE, QUEUE_ENDS_FILE, segment_name
-from store.publish.published_end import PublishedEnd
 from store.upkeep.verify import verify
 from tests.device.disk import Sync, Write
 from tests.device.recorder import Recorder

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore, StoreClosed, StoreConfig
+from store.append.published_end import PublishedEnd
 from store.disk.checkpoint import read_checkpoint
 from store.disk.queue_ends import QueueEnds
-from store.publish.published_end import PublishedEnd
 from tests.waiting import PATIENCE
 
 SMALL = {"mappedFileSizeCommitLog": 4096, "mappedFileSizeConsumeQueue": 200}
