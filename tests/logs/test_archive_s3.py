@@ -70,7 +70,7 @@ def test_unreachable_server_is_named(filled: Filled, options: dict[str, Any]) ->
         filled.store.archive("s3://bucket/mq", storage_options=nobody)
 
 
-def test_errors_show_no_secrets(options: dict[str, Any]) -> None:
+def test_address_shows_no_secrets(options: dict[str, Any]) -> None:
     address = ArchiveAddress("s3://me:hidden@bucket/mq", json.dumps(options))
     for text in (str(address), repr(address)):
         assert SECRET not in text

@@ -116,7 +116,7 @@ def test_missing_bucket_is_an_error(bucket: str) -> None:
     assert ledger.find(TASK, [QUEUE]) is None
 
 
-def test_errors_show_no_secrets(bucket: str) -> None:
+def test_pickled_ledger_has_no_secrets(bucket: str) -> None:
     ledger = Ledger(f"{bucket}/ledger")
     ledger.prepare(READER)
     assert SECRET.encode() not in pickle.dumps(ledger)

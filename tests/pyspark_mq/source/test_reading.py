@@ -121,7 +121,7 @@ def test_too_large_body_fails_the_query_or_is_null(filled: Filled) -> None:
     assert offsets(filled, wanted, **bound, unreadable="null") == [2, 3, 4, 5]
 
 
-def test_default_columns_are_read() -> None:
+def test_default_schema_has_the_usual_columns() -> None:
     assert default_schema(include_properties=False).simpleString() == (
         "struct<topic:string,queueId:int,queueOffset:bigint,msgId:string,tags:string,keys:string,body:binary,"
         "bornTimestamp:timestamp,storeTimestamp:timestamp>"

@@ -144,7 +144,7 @@ def test_queue_restarted_by_a_broker_begins_at_0(path: Path) -> None:
 
 
 def test_tombstones_of_an_earlier_version_have_no_ends(path: Path) -> None:
-    """So their recreated topics keep their offsets."""
+    """So a recreated topic begins at 0."""
     filled(path)
     delete_topic(path, "t")
     content = json.loads((path / TOPICS_FILE).read_text())

@@ -66,7 +66,7 @@ def test_send_accepts_every_field_of_a_message() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 100])
-def test_delayed_messages_are_delivered_later(store: MessageStore, producer: Producer, count: int) -> None:
+def test_delayed_messages_wait(store: MessageStore, producer: Producer, count: int) -> None:
     for _ in range(count):
         producer.send("t", b"level", delay_level=18)
         producer.send(Message("t", b"level", delay_level=18))
@@ -77,7 +77,7 @@ def test_delayed_messages_are_delivered_later(store: MessageStore, producer: Pro
 
 
 @pytest.mark.parametrize("count", [1, 100])
-def test_timed_messages_are_delivered_at_their_time(store: MessageStore, producer: Producer, count: int) -> None:
+def test_timed_messages_are_sent_as_put_does(store: MessageStore, producer: Producer, count: int) -> None:
     later = int(time.time() * 1000) + 3_600_000
     try:
         store.put(Message("t", b"time", deliver_at=later))

@@ -77,7 +77,7 @@ def test_blank_entries_before_the_first_message_are_skipped(tmp_path: Path, capl
 @pytest.mark.parametrize("how", ["delay_level", "deliver_at"])
 @pytest.mark.parametrize("removed", [0, 1], ids=["first", "in the middle"])
 @pytest.mark.parametrize("is_known", [False, True], ids=["of another's", "of its own"])
-def test_lost_queue_file_stops_delivery_until_the_store_is_reopened(
+def test_lost_queue_file_stops_delivery_until_reopening(
     tmp_path: Path, how: str, removed: int, is_known: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Retention deletes nothing until then."""

@@ -214,7 +214,7 @@ def test_pieces_keep_all_rows_in_order() -> None:
         assert pa.concat_tables(split(table, piece_bytes)) == table
 
 
-def test_small_table_is_one_piece() -> None:
+def test_pieces_have_at_most_max_rows() -> None:
     table = pa.table({"body": ["x"] * 10})
     assert [len(piece) for piece in split(table, max_rows=4)] == [4, 4, 2]
 
