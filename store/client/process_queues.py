@@ -117,6 +117,7 @@ class ProcessQueues:
                 return False
             queue.put(columns)
             self._line_up(queue)
+            self._wake_one()
             if queue.is_full:
                 self._full.add(queue)
             return not queue.is_full
@@ -158,7 +159,7 @@ class ProcessQueues:
             return taken
 
     def done(self, taken: TakenMessages, count: int | None = None) -> None:
-        """Acknowledge all messages, or the first `count`."""
+        """Acknowledge all messages, or the first `count`. Wakes no thread: the caller has to take messages next."""
         queue = taken.queue
         with self._lock:
             before = queue.position
@@ -179,6 +180,7 @@ class ProcessQueues:
         with self._lock:
             queue.give_back(taken.handful, time.monotonic() + seconds)
             self._line_up(queue)
+            self._wake_one()
 
     # --- with the lock ---------------------------------------------------------------------------------
 
@@ -196,8 +198,8 @@ class ProcessQueues:
             handful = queue.take(most, now)
             self._line_up(queue)
             if handful is not None:
-                if self._later:  # another thread has to wait for the next retry
-                    self._changed.notify()
+                if self._turns or self._later:  # another thread has to take more, or to wait for the next retry
+                    self._wake_one()
                 return TakenMessages(queue, handful)
         return None
 
@@ -213,10 +215,8 @@ class ProcessQueues:
         if at <= time.monotonic():
             self._turns.append(queue)
             self._in_turn.add(queue)
-            self._wake_one()
         elif at < math.inf:
             heapq.heappush(self._later, (at, next(self._numbers), queue))
-            self._wake_one()
 
     def _acknowledge(self, queue: ProcessQueue, before: int) -> None:
         if queue.position != before:
