@@ -1,5 +1,3 @@
-"""Self-signed certificates made by `openssl`."""
-
 from __future__ import annotations
 
 import shutil
@@ -12,8 +10,6 @@ import pytest
 
 
 class Certificate(NamedTuple):
-    """The paths of two PEM files."""
-
     path: Path
     key: Path
 

@@ -1,5 +1,3 @@
-"""Run code in forked processes."""
-
 from __future__ import annotations
 
 import os
@@ -31,6 +29,6 @@ def ended(child: int) -> int:
     try:
         until(lambda: os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None)
     finally:
-        os.kill(child, signal.SIGKILL)  # no effect on an ended process
+        os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(status)

@@ -87,7 +87,6 @@ def filled(tmp_path: Path) -> Iterator[Filled]:
 
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
-    """The URL of an S3 server in this process."""
     with s3_server() as endpoint:
         yield endpoint
 

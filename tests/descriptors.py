@@ -1,5 +1,3 @@
-"""Limit this process's file descriptors."""
-
 from __future__ import annotations
 
 import resource

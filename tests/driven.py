@@ -22,7 +22,7 @@ class DrivenQuery:
     """
 
     def __init__(self) -> None:
-        self.offsets: list[str] = []  # Spark's offset log
+        self.offsets: list[str] = []
         self.committed = 0
         self.sink: dict[int, list[Row]] = {}
 
@@ -31,7 +31,6 @@ class DrivenQuery:
         return sorted(row for rows in self.sink.values() for row in rows)
 
     def copy(self) -> DrivenQuery:
-        """Copy the checkpoint and the sink."""
         return copy.deepcopy(self)
 
     def run(

@@ -11,7 +11,7 @@ def _split(text: str) -> tuple[str, ...]:
 
 NAMES = ("a", "b", "c", "d", "A", "region", "amount", "TAGS", "KEYS", "_x", "$y", "inn", "none")
 WORDS = ("AND", "OR", "NOT", "IS", "IN", "NULL", "TRUE", "FALSE", "BETWEEN")
-PARTS = ("CONTAINS", "STARTSWITH", "ENDSWITH")  # since RocketMQ 5
+PARTS = ("CONTAINS", "STARTSWITH", "ENDSWITH")
 INTEGERS = _split("0 1 5 10 20 5l 7L 2147483647 2147483648 3000000000 9223372036854775807")
 DECIMALS = _split("5.5 5. .5 5e3 1.0E-5 5.0 1e308 9007199254740993.0 4.9e-324 2147483648.0")
 TEXTS = _split(r"'' 'x' 'eu' '5' '5.0' 'true' 'TRUE' 'it''s' 'a\b' '\' 'ü' '\😀' 'e' 'x\' '😀' '''' '1e3' 'NaN'")
@@ -110,7 +110,6 @@ class Expressions:
         return self._random.choice(kinds)()
 
     def _loose(self, depth: int) -> list[str]:
-        """Return an expression that fits the grammar, of any types."""
         if not depth:
             literals = (*INTEGERS, *DECIMALS, *TEXTS, "TRUE", "FALSE", "NULL")
             return [self._one(*literals) if self._random.random() < 0.4 else self._name()]

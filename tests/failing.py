@@ -46,7 +46,7 @@ class Device:
             self.failed = os.readlink(f"/proc/self/fd/{fd}")
             error = OSError(self.code, os.strerror(self.code))
             if self.is_interrupted:
-                self._interrupt[0]  # raises KeyboardInterrupt in the caller
+                self._interrupt[0]
             raise error
         self._flush[name](fd)
 
@@ -54,7 +54,6 @@ class Device:
         self.flushes, self.fails, self.failed = 0, number, ""
 
     def fail_in(self, folder: str) -> None:
-        """Let the next flush of a file in `folder` fail."""
         self.fails_in = folder
 
 

@@ -1,5 +1,3 @@
-"""A small store with known messages."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -45,7 +45,6 @@ fsspec.register_implementation("gated", Gated, clobber=True)
 
 
 def new_url() -> str:
-    """Return the URL of an empty place with an open gate."""
     Gated.gate.set()
     Gated.error = None
     Gated.reads = Gated.waiting = 0

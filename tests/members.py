@@ -1,5 +1,3 @@
-"""Group members in processes of their own, which tests stop and kill."""
-
 from __future__ import annotations
 
 import multiprocessing
@@ -26,7 +24,6 @@ class RemoteMember:
         self.id: str = self._answer()
 
     def call(self, verb: str, *arguments: Any) -> Any:
-        """Return the method's result."""
         self._here.send((verb, arguments))
         return self._answer()
 
@@ -35,12 +32,11 @@ class RemoteMember:
         os.kill(self.process.pid, number)
 
     def kill(self) -> None:
-        """Kill the process and wait for its end."""
         self.process.kill()
         self.process.join()
 
     def _answer(self) -> Any:
-        assert self._here.poll(2 * PATIENCE), "no answer"  # the method itself may wait
+        assert self._here.poll(2 * PATIENCE), "no answer"
         found = self._here.recv()
         if isinstance(found, Exception):
             raise found
@@ -57,7 +53,6 @@ def _serve(pipe: Connection, group: Group, subscriptions: Subscriptions, options
 
 @contextmanager
 def remote_member(group: Group, subscriptions: Subscriptions, **options: Any) -> Iterator[RemoteMember]:
-    """Start a member; kill it at the end."""
     member = RemoteMember(group, subscriptions, options)
     try:
         yield member

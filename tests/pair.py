@@ -1,5 +1,3 @@
-"""Two brokers and their name server."""
-
 from __future__ import annotations
 
 from contextlib import ExitStack

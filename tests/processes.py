@@ -26,7 +26,7 @@ def tree(pid: int) -> list[int]:
 
 def kill(pids: Iterable[int]) -> None:
     for pid in pids:
-        with suppress(ProcessLookupError):  # the process ended
+        with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
@@ -47,11 +47,10 @@ def java(pid: int) -> int:
 
 
 def open_files(pid: int) -> list[str]:
-    """Return the targets of the descriptors of `pid`."""
     targets = []
-    with suppress(FileNotFoundError, ProcessLookupError, PermissionError):  # the process ended
+    with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
         for descriptor in os.listdir(f"/proc/{pid}/fd"):
-            with suppress(FileNotFoundError):  # the process closed it
+            with suppress(FileNotFoundError):
                 targets.append(os.readlink(f"/proc/{pid}/fd/{descriptor}"))
     return targets
 

@@ -36,7 +36,6 @@ def s3_server(around: Callable[[WSGI], WSGI] = lambda app: app) -> Iterator[str]
 
 
 def environment(endpoint: str) -> dict[str, str]:
-    """Return the variables that give clients access."""
     return {
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ACCESS_KEY_ID": "tester",

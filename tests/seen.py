@@ -52,12 +52,10 @@ def by_rocketmq(lines: Iterable[dict[str, Any]]) -> Queues:
 
 
 def golden(path: Path) -> Queues:
-    """Read a file of tests/golden."""
     return by_rocketmq(map(json.loads, path.read_text("utf-8").splitlines()))
 
 
 def assert_same(ours: Queues, theirs: Queues) -> None:
-    """Fail with the first few fields that differ, instead of with all messages."""
     bounds, expected = ({name: (q.minimum, q.maximum) for name, q in each.items()} for each in (ours, theirs))
     differing = sorted(bounds.items() ^ expected.items())
     assert bounds == expected, f"ours or RocketMQ's: {differing}"

@@ -42,7 +42,7 @@ def main(file: Path) -> None:
     with TemporaryDirectory() as folder:
         use_spark(Path(folder))
     machine: Any = SparkContext._gateway
-    machine.proc.stdin.close()  # ends the JVM, which writes the file
+    machine.proc.stdin.close()
     machine.proc.wait()
     made.replace(file)
 

@@ -15,7 +15,7 @@ from store.format.layout import ABORT_FILE, COMMIT_LOG_DIR, CONFIG_DIR, CONSUME_
 from tests.end_to_end.dying_writers import QUEUES, TOPIC
 from tests.end_to_end.test_kill import ROOT
 
-PATIENCE = 60.0  # seconds
+PATIENCE = 60.0
 
 _SHARED = (COMMIT_LOG_DIR, CONSUME_QUEUE_DIR, CONFIG_DIR)
 
@@ -52,7 +52,7 @@ class Follower:
     """A reader that continues at its own offsets, and records repeated and skipped messages."""
 
     def __init__(self, store: MessageStore) -> None:
-        self.read: dict[tuple[int, int], bytes] = {}  # (queue, offset) to body
+        self.read: dict[tuple[int, int], bytes] = {}
         self._store = store
         self._next = [0] * QUEUES
         self._confirm_offset = 0
@@ -71,7 +71,6 @@ class Follower:
                 self._store.wait(self._confirm_offset, 1.0)
 
     def read_on(self) -> None:
-        """Read a few messages of each queue."""
         seen = self._store.confirm_offset
         assert seen >= self._confirm_offset, "it stepped back"
         self._confirm_offset = seen

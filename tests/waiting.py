@@ -1,5 +1,3 @@
-"""Wait for other processes and threads."""
-
 from __future__ import annotations
 
 import time

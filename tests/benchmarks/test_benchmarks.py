@@ -37,7 +37,6 @@ OTHERS = BENCHMARKS.keys() - ALONE - ON_SPARK - WITH_MANY_QUERIES - BESIDE_A_BRO
     ids=[*sorted(ALONE), "on Spark", "others", "beside a broker"],
 )
 def test_benchmarks_print_their_tables(names: list[str], tmp_path: Path) -> None:
-    """Each list runs in one process, to share the Spark session and imports."""
     with subprocess.Popen(
         [sys.executable, "-m", "benchmarks", "--small", *names],
         cwd=ROOT,
@@ -47,7 +46,6 @@ def test_benchmarks_print_their_tables(names: list[str], tmp_path: Path) -> None
         text=True,
         start_new_session=True,
     ) as process:
-        # faulthandler prints the stacks
         late = threading.Timer(QUERY_PATIENCE, os.killpg, [process.pid, signal.SIGABRT])
         late.start()
         out, err = process.communicate()

@@ -1,21 +1,19 @@
-"""A simulated device: the possible states of a directory after a machine crash.
+"""A simulated device: the possible states of a directory after a machine crash. It is given every change of a run in
+order.
 
-It is given every change of a run in order, and knows which changes were flushed. It assumes what POSIX guarantees and
-what ext4 (data=ordered or writeback) and XFS implement:
+It assumes what POSIX guarantees and what ext4 (data=ordered or writeback) and XFS implement. `fsync` and `fdatasync` of
+a file write its bytes and its length to the device, but not its name. `fsync` of a directory writes the names in it,
+but neither its own name nor its files' bytes.
 
-- `fsync` and `fdatasync` of a file write its bytes and its length to the device, but not its name.
-- `fsync` of a directory writes the names in it to the device, but neither its own name nor its files' bytes.
-- Unflushed changes may be on the device in any mixture. Each page (4,096 bytes), or each sector (512 bytes) of a torn
-  write, has its state of any moment since the flush. So does the length. Bytes that were never written are zero. So a
-  file may have its length and no bytes, or bytes of its end and none of its middle.
-- Changes of names reach the device in order: all up to some moment, as in a journal, or, stricter, each directory's up
-  to its own moment. A change is atomic: a rename loses no file, and the replaced file exists until then. A file that
-  was renamed without a flush has its new name and any content.
-- A sector is written completely or not at all.
-- A failed flush is not repeated. Its pages count as clean, whether or not they reached the device, until they are
-  written again. A page that was a hole and did not reach the device stays a hole, as with ext4.
+Unflushed changes may be on the device in any mixture. Each page (4,096 bytes), or each sector (512 bytes) of a torn
+write, has its state of any moment since the flush, and so has the length. Bytes that were never written are zero. A
+sector is written completely or not at all.
 
-The mount point itself is durable; everything in it starts empty.
+Changes of names reach the device in order: all up to some moment, as in a journal, or, stricter, each directory's up to
+its own moment. A rename loses no file, but a file renamed without a flush has any content.
+
+A failed flush is not repeated: its pages count as clean until they are written again. A page that was a hole and did
+not reach the device stays a hole, as with ext4. The mount point itself is durable.
 """
 
 from __future__ import annotations
@@ -185,11 +183,9 @@ class Disk:
                 self._sync_names(node)
 
     def now(self) -> Tree:
-        """Return what a process sees."""
         return self._tree(self._now, lambda file: bytes(file.now))
 
     def after_power_loss(self, chance: random.Random) -> Tree:
-        """Return a possible state after a machine crash now."""
         names = dict(self._safe)
         for change in self._that_arrived(chance):
             _rename(names, change)
@@ -268,6 +264,5 @@ def restore(tree: Tree, root: Path) -> None:
 
 
 def tree_of(root: Path) -> Tree:
-    """Return a directory's content for `restore`."""
     paths = sorted(root.rglob("*"), key=lambda path: path.parts)
     return {str(path.relative_to(root)): path.read_bytes() if path.is_file() else None for path in paths}

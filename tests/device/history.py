@@ -1,4 +1,4 @@
-"""The guarantees at each moment of a run, and checks that a directory keeps them."""
+"""The guarantees at each moment of a run, and checks of them."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class History:
             if here.body in self.refused:
                 continue
             put = sent[here.body]
-            if put.queue_offset is None:  # the put returned no offsets
+            if put.queue_offset is None:
                 put = put.placed(here.queue_id, here.queue_offset, here.physical_offset)
             assert here == put, f"{here} was put as {put}"
 
@@ -107,7 +107,6 @@ class History:
         self.wholes = [whole for whole in self.wholes if whole[1] <= answered]
 
     def check_names(self, store: MessageStore, cut: int) -> None:
-        """Check the topics and group offsets after `cut` changes."""
         topics = store.topics()
         for topic, steps in self.topics.items():
             assert topics.get(topic, 0) >= min(steps.possible(cut)), f"topic {topic}"

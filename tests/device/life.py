@@ -225,7 +225,7 @@ class Life:
         store = self._stores.pop(self._chance.randrange(len(self._stores)))
         writer = store._writer
         assert writer is not None
-        store._is_over = True  # suppress the warning for an unclosed store
+        store._is_over = True
         writer._flusher._stop.set()
         writer._lock.close()
         self._dead.append(store)

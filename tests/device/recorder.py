@@ -46,15 +46,15 @@ class Recorder:
     def __init__(self, root: Path, tree: Tree | None = None, fault: Fault | None = None) -> None:
         self.changes: list[Change] = []
         self.calls: Counter[str] = Counter()
-        self.struck = False  # the fault occurred
+        self.struck = False
         self._root = os.path.abspath(root)
         self._fault = fault
         self._turn = threading.RLock()
-        self._names: dict[tuple[int, str], int] = {}  # current names
-        self._nodes = TOP + 1  # number of the next node
+        self._names: dict[tuple[int, str], int] = {}
+        self._nodes = TOP + 1
         self._opened: dict[int, int] = {}  # descriptor to node
         self._mapped: dict[int, tuple[int, bytes]] = {}  # node to (own descriptor, last seen content)
-        for path in tree or {}:  # numbered as `Disk` does
+        for path in tree or {}:
             place = self._place_in(path)
             assert place is not None
             self._names[place] = self._new_node()
@@ -100,7 +100,6 @@ class Recorder:
                 if self._concerns(args[0], kwargs.get("dir_fd")):
                     args = self._answer(name, args)
                 result = recorded(real, *args, **kwargs)
-                # A call's own write does not count as one through the mapping.
                 for node, (descriptor, before) in self._mapped.items():
                     self._mapped[node] = descriptor, _REAL["pread"](descriptor, len(before), 0)
                 return result
@@ -154,7 +153,7 @@ class Recorder:
             self.changes.append(Names(tuple((*place, node) for place, node in known)))
 
     def _recorded(self) -> dict[str, Callable[..., Any]]:
-        """Return the replacements for functions of `os`; each takes the real function and its arguments."""
+        """Return the replacements for functions of `os`."""
         return {
             **({"pread": lambda real, *args: real(*args)} if self._fault and self._fault.function == "pread" else {}),
             "open": self._open,

@@ -65,7 +65,6 @@ def lived(root: Path, tree: Tree, chance: random.Random, flush: str, history: Hi
 
 
 def up_again(tree: Tree) -> Tree:
-    """Change the boot id, as a reboot does."""
     name = f"{STORE}/{PUBLISHED_END_FILE}"
     content, at = tree.get(name), field_offset(PUBLISHED_END, "boot_id")
     if not content or not content[at]:
@@ -164,7 +163,7 @@ def test_message_sent_back_by_dead_member_survives_a_crash(tmp_path: Path) -> No
         dies.lock([queue])
         dies.send_back(store.get_message("g", "t", 0, 0).messages)
         dies.commit({queue: 1})
-        left = dies._store.open()  # the crash ends it without a flush
+        left = dies._store.open()
         del dies
         assert DirectoryGroup(path, "g").members() == []
         DirectoryGroup(path, "g").create()
@@ -247,7 +246,7 @@ def test_records_cut_off_by_recovery_do_not_come_back(tmp_path: Path) -> None:
     """Records after a torn one are valid: they would continue the log after new records."""
     path, config = tmp_path / "live" / STORE, small("ASYNC_FLUSH")
     first, second = (tmp_path / name for name in ("first", "second"))
-    bodies = [bytes([number]) * 2500 for number in range(8)]  # three to a segment
+    bodies = [bytes([number]) * 2500 for number in range(8)]
     with MessageStore.open(path, config=config) as store:
         store.create_topic("t", 1)
         store.put_many([Message("t", body) for body in bodies[:2]])

@@ -104,7 +104,7 @@ def fail(tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> bool:
     who, more, fault = chance.choice(list(VERBS)), chance.randrange(3), NO_FAULT
     shutil.rmtree(tmp_path / "made", ignore_errors=True)
     make(tmp_path / "made")
-    for _ in range(2):  # the first run counts the calls
+    for _ in range(2):
         path = shutil.copytree(tmp_path / "made", tmp_path / STORE)
         with suppress(FlushFailed), MessageStore.open(path) as other:
             put(other, "t", "old", more)
@@ -119,7 +119,7 @@ def fail(tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> bool:
             was_there = "t" in other.topics()
             assert told or not was_there
             assert not (was_there and who != "delete")
-            put(other, "other", "kept")  # finishes the deletion
+            put(other, "other", "kept")
             assert is_there(path, other, OLD + more) == was_there
             if not was_there:
                 with pytest.raises(UnknownTopic):
@@ -170,7 +170,7 @@ def test_topic_is_complete_or_deleted_after_a_crash(tmp_path: Path, *, again: bo
         with MessageStore.open(path) as store:
             assert bodies(store, "other") == [f"kept {n}" for n in range(3)]
             found = bodies(store, "t") if "t" in store.topics() else []
-            if not found or found[0].startswith("new"):  # it is deleted, and may be recreated
+            if not found or found[0].startswith("new"):
                 assert cut > begun
                 assert found == [f"new {n % 2}" for n in range(len(found))]
                 assert Reached.read(path / "producers" / "p").sequences == {"other": 6}

@@ -25,7 +25,7 @@ from tests.device.test_crashes import STORE, lived, up_again
 ERRORS = int(os.environ.get("ERRORS", "25"))
 ONLY = os.environ.get("FAIL", "")
 VERBS = 25
-SHORT = 0  # write half of the bytes
+SHORT = 0
 CALLS = {
     "pwrite": (errno.EIO, errno.ENOSPC, errno.EDQUOT, SHORT),
     "write": (errno.EIO, errno.ENOSPC, SHORT),
@@ -45,7 +45,6 @@ SYNCS = ("fsync", "fdatasync")
 
 
 def life_with(root: Path, number: int, flush: str, fault: Fault) -> tuple[Recorder, Life]:
-    """Run a life on a device with this fault."""
     root.mkdir()
     recorder = Recorder(root, fault=fault)
     life = Life(root / STORE, recorder, random.Random(number), History(), flush)
@@ -114,7 +113,6 @@ def flushed(root: Path, fault: Fault) -> tuple[list[Change], range]:
 
 
 def test_reopening_after_failed_flush_flushes_readable_messages(tmp_path: Path) -> None:
-    """Whichever flush failed, even if files had holes before. Later puts are on the device, too."""
     _, calls = flushed(tmp_path / "whole", NO_FAULT)
     assert len(calls) > 5, "of segments, queues and the published end"
     for call in calls:

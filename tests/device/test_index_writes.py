@@ -1,5 +1,3 @@
-"""The order of index writes, seen from the device."""
-
 from __future__ import annotations
 
 import random
@@ -59,7 +57,7 @@ def test_slot_pages_are_written_before_they_are_mapped(tmp_path: Path) -> None:
     writes = [change for change in recorder.changes if isinstance(change, Write)]
     written = {page for change in writes if not change.position % PAGE for page in _pages(change)}
     for change in writes:
-        if len(change.data) == 8:  # a write through the mapping
+        if len(change.data) == 8:
             assert set(_pages(change)) <= written
 
 

@@ -1,5 +1,3 @@
-"""Settings and their new folder survive a machine crash right after the write."""
-
 from __future__ import annotations
 
 import random

@@ -1,12 +1,11 @@
 """Processes that put a store under load.
 
-python -m tests.end_to_end.churning write STORE NAME SECONDS: opens the store, appends, closes it, and runs retention
-now and then, until it has put into a recreated topic. STORE.acks/NAME gets a line `topic life queue offset body` for
-each acknowledged message.
+python -m tests.end_to_end.churning write STORE NAME SECONDS: opens the store, appends, closes it, and runs retention,
+until it has put into a recreated topic. STORE.acks/NAME gets a line `topic life queue offset body` for each
+acknowledged message.
 
-python -m tests.end_to_end.churning rule STORE NAME SECONDS: deletes, recreates and creates topics, and adds queues. A
-topic can be deleted only while no process has the store open for writing, so STORE.gate locks the writers out.
-STORE.lives has the number of times that each topic was created.
+python -m tests.end_to_end.churning rule STORE NAME SECONDS: deletes, recreates and creates topics, and adds queues.
+STORE.gate locks the writers out during a deletion. STORE.lives has the number of times that each topic was created.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def kill_at_random(store_path: str, kills: int, seed: int) -> None:
     names = (f"w{seed}.{number}" for number in itertools.count())
     alive = [start(store_path, next(names)) for _ in range(WRITERS)]
     acks = Path(f"{store_path}.acks")
-    while not any(each.stat().st_size for each in acks.glob(f"w{seed}.*")):  # writers start late on a busy machine
+    while not any(each.stat().st_size for each in acks.glob(f"w{seed}.*")):
         time.sleep(0.001)
     for _ in range(kills):
         time.sleep(chance.random() * 0.06)
@@ -138,7 +138,7 @@ def main() -> None:
         store_path, kills, seed = sys.argv[2:]
         kill_at_random(store_path, int(kills), int(seed))
         return
-    to_append()  # load modules once, not in each child
+    to_append()
     for line in sys.stdin:
         verb, store_path, mode, call = line.split()
         pid = os.fork()

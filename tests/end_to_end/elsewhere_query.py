@@ -29,7 +29,6 @@ def main(driver: str, bucket: str, python: str) -> None:
     print("seen", tasks.map(lambda _: os.listdir(driver)).collect(), flush=True)
 
     def start(topic: str, trigger: dict[str, Any], options: dict[str, str]) -> StreamingQuery:
-        """Copy the archive into a topic of the driver's store."""
         reader = spark.readStream.format("mq").options(subscribe="orders", startingOffsets="earliest", **options)
         writer = reader.load(f"{bucket}/archive").select("body").writeStream.format("mq").trigger(**trigger)
         writer = writer.options(topic=topic, stagingPath=f"{bucket}/staging")

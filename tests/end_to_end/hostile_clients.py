@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 CONNECTIONS = 50
 IN_FLIGHT = 32
-RATE = 500  # messages a second of the good producer
+RATE = 500
 
 
 def hostile_frames() -> dict[str, bytes]:
@@ -84,7 +84,7 @@ def attack(address: str, seconds: float) -> None:
             with suppress(OSError), socket.create_connection((host, int(port)), timeout=2) as hostile:
                 hostile.sendall(tags(next(numbers)) if kind == "tags" else frames[kind])
                 sent[kind] += 1
-                hostile.recv(1)  # Wait for an answer or the end of the connection; an unfinished frame gets neither.
+                hostile.recv(1)
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(CONNECTIONS)]
     for thread in threads:
@@ -95,7 +95,6 @@ def attack(address: str, seconds: float) -> None:
 
 
 def work(address: str, seconds: float, queue_id: int) -> None:
-    """Send and read numbered messages, at most `RATE` a second, then read the rest."""
     from store.model.codes import RequestCode
     from store.remoting.client import Client
     from store.remoting.headers import SendMessageV2, TopicQueue
@@ -142,7 +141,6 @@ class Queue(NamedTuple):
 
 
 def _read(client: Client, address: str, queue: Queue, ended: threading.Event, sent: list[bytes]) -> Iterator[bytes]:
-    """Pull a queue until everything sent is read."""
     from store.format.stored_message import decode_record
     from store.model.codes import RequestCode
     from store.remoting.headers import PullMessage

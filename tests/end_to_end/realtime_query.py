@@ -20,7 +20,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
 def session(conf: dict[str, str]) -> SparkSession:
-    builder = SparkSession.builder.master("local[2,4]")  # allows three failures of a task
+    builder = SparkSession.builder.master("local[2,4]")
     settings = {
         "spark.ui.enabled": "false",
         "spark.driver.host": "127.0.0.1",

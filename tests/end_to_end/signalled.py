@@ -170,7 +170,7 @@ def work(name: str, how: str, path: Path, reports: Reports, signals: int, say: C
                     call()
             except KeyboardInterrupt:
                 say(b"c")
-            call()  # the next call works
+            call()
 
 
 class Child(NamedTuple):
@@ -212,7 +212,7 @@ def start(name: str, how: str, path: Path, signals: int) -> None:
     reports = Reports(path, f"{how}{next(numbers)}")
     pid = os.fork()
     if pid == 0:
-        alive.clear()  # these are the parent's
+        alive.clear()
         signal.alarm(int(10 * PATIENCE))  # limits this process's lifetime
         work(name, how, path, reports, signals, partial(os.write, write))
         sys.exit()
@@ -229,7 +229,7 @@ def reap(how: str) -> None:
 
 
 def run(name: str, how: str, path: Path, signals: int) -> None:
-    many = 1 if name in CONSUMING else 2  # one of two members may have all messages
+    many = 1 if name in CONSUMING else 2
     each = signals // many if how == "interrupt" else 1
     for _ in range(many):
         start(name, how, path, each)

@@ -17,7 +17,6 @@ from tests.end_to_end.realtime_query import session
 
 
 def start(spark: SparkSession, given: dict[str, Any]) -> StreamingQuery:
-    """Copy bodies of the form "key-number" by their key."""
     options = {"subscribe": "orders", "startingOffsets": "earliest", **given["options"]}
     frame = spark.readStream.format("mq").options(**options).load(given["source"])
     rows = frame.selectExpr("body", "split(string(body), '-')[0] shardingKey")

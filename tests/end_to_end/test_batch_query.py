@@ -147,7 +147,7 @@ def test_create_table_is_refused(spark: SparkSession, filled: Filled) -> None:
 def test_save_as_table_writes_but_its_table_is_refused(spark: SparkSession, filled: Filled) -> None:
     row = spark.sql("SELECT 'more' AS body, 0 AS queueId").write.format("mq").mode("append").option("topic", "orders")
     try:
-        for rows in (1, 2):  # the second time the table exists
+        for rows in (1, 2):
             row.option("path", filled.path).saveAsTable("left_over")
             assert load(spark, filled).where("body = X'6d6f7265'").count() == rows
         with pytest.raises(PySparkException, match="Spark does not pass the options of CREATE TABLE"):

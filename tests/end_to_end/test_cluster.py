@@ -1,5 +1,3 @@
-"""Spark on a served store; Spark knows only the name server's address."""
-
 from __future__ import annotations
 
 import json

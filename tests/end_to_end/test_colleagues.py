@@ -36,7 +36,6 @@ def as_user(user: int, groups: list[int], umask: int, work: Callable[[], object]
 
 
 def use(path: Path) -> int:
-    """Make calls that create every kind of file."""
     with MessageStore.open(path, config=SMALL) as store:
         store.create_topic("t", 2)
         for _ in range(3):
@@ -67,7 +66,6 @@ def shared() -> Iterator[Path]:
 
 
 def modes(path: Path) -> dict[str, set[str]]:
-    """Return the modes of all files and folders of a store."""
     entries = [path, *path.rglob("*")]
     return {
         "files": {oct(stat.S_IMODE(each.stat().st_mode)) for each in entries if each.is_file()},

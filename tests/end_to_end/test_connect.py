@@ -1,5 +1,3 @@
-"""Spark Connect: a client without a JVM, and a server that opens the store."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""Queries whose messages retention deleted."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -36,7 +34,7 @@ def test_missed_messages_fail_the_query_or_are_skipped(spark: SparkSession, fill
     )
 
     filled.put("orders", 0, 1)
-    run(spark, filled, sink, checkpoint, **EARLIEST)  # nothing more is missing
+    run(spark, filled, sink, checkpoint, **EARLIEST)
     assert sink.batches[2] == filled.rows[-1:]
 
 
@@ -50,7 +48,7 @@ def test_messages_deleted_between_planning_and_reading(spark: SparkSession, fill
         for fail in ("true", "false")
     }
     for frame in frames.values():
-        assert frame.rdd.getNumPartitions() == 2  # plans the query
+        assert frame.rdd.getNumPartitions() == 2
     first = retain(filled)
     with pytest.raises(PySparkException, match="is lost"):
         frames["true"].collect()

@@ -81,7 +81,6 @@ def test_parent_and_forked_child_append_concurrently(path: Path) -> None:
 
 
 def test_child_forked_during_appends_is_not_blocked(path: Path) -> None:
-    """The child neither waits for the other threads' locks nor keeps them."""
     stop, done = threading.Event(), [0, 0]
     with MessageStore.open(path) as first, MessageStore.open(path) as second:
 
@@ -128,7 +127,6 @@ sys.stdin.read()
 
 
 def test_orphaned_child_holds_no_lock(path: Path) -> None:
-    """A broker can take over the directory."""
     parent = subprocess.Popen(
         [sys.executable, "-c", ORPHANING, str(path)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -167,7 +165,6 @@ def test_multiprocessing_workers_append(path: Path, method: str) -> None:
 
 
 def test_child_forked_within_an_append_does_not_continue_it(path: Path) -> None:
-    """The fork happens under the append lock."""
     with MessageStore.open(path) as store:
         store.create_topic("forked", 1)
         append, child = store.begin(), -1
@@ -177,7 +174,7 @@ def test_child_forked_within_an_append_does_not_continue_it(path: Path) -> None:
             child = os.fork()
             yield pa.record_batch({"body": [b"parent" if child else b"child"]})
 
-        for body in (b"first", b"second"):  # computed before the lock is acquired
+        for body in (b"first", b"second"):
             append.add("forked", pa.table({"body": [body]}))
         append.add("forked", pa.RecordBatchReader.from_batches(pa.schema([("body", pa.binary())]), forking()))
         refused = 1
@@ -206,7 +203,7 @@ def test_child_forked_after_fsync_does_not_continue_the_append(path: Path, monke
             child = os.fork()
             if child == 0:
                 os.close(goes_on)
-                os.read(waits, 1)  # until the parent closes the pipe or exits
+                os.read(waits, 1)
 
     config = StoreConfig(flushDiskType="SYNC_FLUSH", flushIntervalCommitLog=3_600_000)
     with MessageStore.open(path, config=config) as store:

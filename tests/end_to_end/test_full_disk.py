@@ -82,7 +82,7 @@ def test_append_without_space_fails_and_leaves_nothing(device: Path, free_pages:
         with pytest.raises(StoreFull):
             store.put_many(big)
 
-    with MessageStore.open(path) as again:  # closed and opened on the full device
+    with MessageStore.open(path) as again:
         assert bodies(again, "t") == old
         ballast.unlink()
         offsets = [result.queue_offset for result in again.put_many(big)]
@@ -94,7 +94,6 @@ def test_append_without_space_fails_and_leaves_nothing(device: Path, free_pages:
 
 
 def test_store_opens_after_a_failed_flush_once_there_is_space(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Failed attempts leave no partly written files that use space."""
     path, sync = device / "mq", os.fdatasync
 
     def refuse(_fd: int) -> None:

@@ -32,7 +32,6 @@ def bodies(store: MessageStore, topic: str = TOPIC) -> dict[tuple[int, int], byt
 
 
 def acknowledged_in(acks: Path) -> dict[tuple[int, int], bytes]:
-    """Map (queue, offset) to body for all messages that the writers reported as acknowledged."""
     acknowledged = {}
     for file in acks.iterdir():
         for line in file.read_text().splitlines(keepends=True):
@@ -87,7 +86,6 @@ def test_writers_killed_at_random_moments(tmp_path: Path) -> None:
 
 
 def check_keys(store: MessageStore, keys: dict[tuple[int, int], tuple[str, ...]]) -> None:
-    """Check that every key finds its messages and no others."""
     expected: dict[str, set[tuple[int, int]]] = {}
     for place, own in keys.items():
         for key in own:
@@ -131,7 +129,7 @@ def test_writer_killed_at_every_system_call(
     """The append spans three segments, and two files in each of two queues."""
     base = tmp_path / "base"
     sizes = {"mappedFileSizeCommitLog": 4096, "mappedFileSizeConsumeQueue": 200}
-    index = {"maxHashSlotNum": 50, "maxIndexNum": 30}  # lets the append begin another index file
+    index = {"maxHashSlotNum": 50, "maxIndexNum": 30}
     config = StoreConfig(**sizes, **index, flushDiskType=flush)
     with MessageStore.open(base, config=config) as store:
         store.create_topic(TOPIC, 2)

@@ -73,7 +73,6 @@ class Program:
         assert self._ask(json.dumps(query)) == "started\n"
 
     def stop(self) -> float:
-        """Stop the query; return how many seconds that took."""
         return float(self._ask("stop"))
 
     def kill(self) -> None:
@@ -154,17 +153,14 @@ class Query:
         assert writer(spark, given).trigger(availableNow=True).start().awaitTermination(PATIENCE)
 
     def committed(self) -> int:
-        """Return the number of batches that Spark committed."""
         folder = self.checkpoint / "commits"
         return sum(path.name.isdigit() for path in folder.iterdir()) if folder.exists() else 0
 
     def logged(self) -> int:
-        """Return the number of batches that Spark planned."""
         folder = self.checkpoint / "offsets"
         return sum(path.name.isdigit() for path in folder.iterdir()) if folder.exists() else 0
 
     def rows(self) -> Counter[tuple[int, int]]:
-        """Count (queue id, queue offset) of the rows in the sink's manifest."""
         files: dict[str, bool] = {}
         for manifest in sorted((self.out / "_spark_metadata").glob("[0-9]*")):
             for line in manifest.read_text().splitlines()[1:]:
@@ -218,14 +214,14 @@ def test_rows_arrive_before_the_batch_ends_and_stopping_is_quick(
     query = Query(tmp_path, "text", ("cast(body as string)",))
     with query.running_in(program, batchDuration="1h"):
         until(lambda: len(holders(program.pid)) == 2)
-        put(store, QUEUES, b"arrived " * (1 << 15))  # more than the buffer of the sink's file
+        put(store, QUEUES, b"arrived " * (1 << 15))
 
         def written() -> bool:
             return any(path.stat().st_size > 10_000 for path in query.out.glob("part-*.txt"))
 
         until(written)
         assert query.committed() == 0
-    assert query.seconds_to_stop < PATIENCE  # the batch would run for an hour
+    assert query.seconds_to_stop < PATIENCE
     until(lambda: not holders(program.pid))
 
 
@@ -260,12 +256,11 @@ def test_killed_worker_is_replaced_without_repeated_rows(
 def test_retried_task_reads_its_recorded_input(
     program: Program, spark: SparkSession, store: MessageStore, tmp_path: Path
 ) -> None:
-    """The first attempt fails after it recorded its input, and more messages arrive."""
     query, marks = Query(tmp_path), tmp_path / "marks"
     marks.mkdir()
     with steadily_put(store), query.running_in(program, marks, batchDuration="1s"):
         until(lambda: query.committed() >= 2)
-    seen = {tuple(map(int, mark.name.split("-"))) for mark in marks.iterdir()}  # batch, task, attempt
+    seen = {tuple(map(int, mark.name.split("-"))) for mark in marks.iterdir()}
     assert {(batch, task, attempt) for batch in (0, 1) for task in range(QUEUES) for attempt in (0, 1)} <= seen
     query.drain(spark)
     assert query.rows() == everything(store)

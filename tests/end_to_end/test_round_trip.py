@@ -1,5 +1,3 @@
-"""Messages that were read can be written again, with all properties that a broker set."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Copy a topic while Python workers, committing processes and drivers are killed at random: every row arrives once.
 
-SINK_KILL_ROUNDS sets the number of killed drivers (default 1), SINK_KILLS that of other killed processes of each kind
-(2), and SINK_SIGNALS that of drivers that get Ctrl-C or SIGTERM (0: each takes ten seconds).
+SINK_KILL_ROUNDS sets the number of killed drivers (default 1), SINK_KILLS of other killed processes of each kind (2),
+and SINK_SIGNALS of drivers that get Ctrl-C or SIGTERM (0: each takes ten seconds).
 """
 
 from __future__ import annotations
@@ -81,7 +81,6 @@ class Copy:
                 process.kill()
 
     def drain(self, spark: SparkSession) -> None:
-        """Copy everything in another driver."""
         assert start(spark, {**self._given, "options": {}, "availableNow": True}).awaitTermination(QUERY_PATIENCE)
 
 
@@ -112,7 +111,6 @@ def steadily_put(store: MessageStore) -> Iterator[None]:
 
 
 def bodies(store: MessageStore, topic: str) -> dict[int, list[bytes]]:
-    """Return the bodies of each queue, in order."""
     return {
         queue_id: [
             body.as_py()
@@ -124,7 +122,6 @@ def bodies(store: MessageStore, topic: str) -> dict[int, list[bytes]]:
 
 
 def check_copies(source: MessageStore, target: Path) -> None:
-    """Check that every row arrived once and in order by key, and that staging is empty."""
     with MessageStore.open(target) as store:
         copied, put = bodies(store, "copies"), bodies(source, "orders")
     times = Counter(body for queue in copied.values() for body in queue)
@@ -143,7 +140,6 @@ def check_copies(source: MessageStore, target: Path) -> None:
 
 
 def committing(pid: int, target: Path) -> list[int]:
-    """Return the processes below `pid` that hold the commit lock."""
     return [each for each in tree(pid) if any(f"{target}/commits/" in name for name in open_files(each))]
 
 

@@ -1,5 +1,3 @@
-"""Streaming writes: restarts, repeated batches, and restored stores and checkpoints."""
-
 from __future__ import annotations
 
 import shutil
@@ -39,7 +37,6 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
 
 @contextmanager
 def copying(frame: DataFrame, store: MessageStore, checkpoint: Path, **options: str) -> Iterator[StreamingQuery]:
-    """Run a query into the topic "copies" until everything is copied."""
     writer = frame.writeStream.format("mq").options(topic="copies", checkpointLocation=str(checkpoint), **options)
     query = writer.trigger(availableNow=True).start(str(store.path))
     try:

@@ -80,7 +80,6 @@ class Churned:
         return {"path": str(self.path), "startingOffsets": "earliest", "holdTimeoutMs": "20", **QUERIES[name]}
 
     def check(self, rows: dict[str, list[Row]]) -> None:
-        """Check for errors, and that the rows of each query are the remaining messages."""
         for process in self.processes:
             assert process.returncode == 0, process.communicate()[1]
         put = dict(self._put())
@@ -102,7 +101,6 @@ class Churned:
                 yield body, Put(int(life), (topic, int(queue), int(offset)))
 
     def _there(self, put: dict[str, Put]) -> set[str]:
-        """Return the messages that were not deleted."""
         newest: dict[tuple[str, int, int], str] = {}
         for body, (life, place) in put.items():
             if place not in newest or life > put[newest[place]].life:
@@ -221,7 +219,6 @@ class SparkQuery:
         return True
 
     def stop(self) -> None:
-        """Stop the query if it runs, and check its error."""
         if self._running is None:
             return
         self._running.stop()
@@ -231,11 +228,10 @@ class SparkQuery:
             self._accepts = True
 
     def finish(self) -> None:
-        """Read the rest, with lost messages allowed."""
         while True:
             self.go_on(stop=True, to_the_end=True)
             assert self._running is not None
-            with suppress(StreamingQueryException):  # `stop` checks the error
+            with suppress(StreamingQueryException):
                 assert self._running.awaitTermination(PATIENCE)
             is_done = self._running.exception() is None
             self.stop()

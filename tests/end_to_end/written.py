@@ -24,7 +24,6 @@ def three_topics(path: Path) -> Iterator[MessageStore]:
 
 
 def rows(store: MessageStore, topic: str, *columns: str) -> list[tuple[Any, ...]]:
-    """Return columns of all messages of a topic, queue after queue."""
     names = columns or ("body",)
     return [
         tuple(row[name] for name in names)
@@ -69,7 +68,6 @@ def run(writer: DataStreamWriter, path: str | None = None) -> None:
 
 
 def come_to_its_end(query: StreamingQuery) -> None:
-    """Wait for a query's end. Raises its error."""
     done = query.awaitTermination(QUERY_PATIENCE)
     assert done, f"it has not ended after {QUERY_PATIENCE:.0f} s: {query.status}, last batch {query.lastProgress}"
 
@@ -84,7 +82,6 @@ def last_of(checkpoint: Path) -> int:
 
 
 def forget_above(batch: int, *folders: Path) -> None:
-    """Delete a checkpoint's files of later batches, with their checksums."""
     for folder in folders:
         for path in folder.iterdir():
             number = path.name.removeprefix(".").removesuffix(".crc")

@@ -1,5 +1,3 @@
-"""Run the blocks of docs/howto in order, in an empty directory."""
-
 from __future__ import annotations
 
 import json
@@ -30,7 +28,6 @@ def each_page(test: Any) -> Any:
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
-    """Return the language and text of each block."""
     return [
         (language, re.sub(rf"^{indent}", "", text, flags=re.MULTILINE))
         for indent, language, text in BLOCK.findall(page.read_text("utf-8"))
@@ -38,7 +35,6 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 
 
 def command(line: str) -> tuple[int, str]:
-    """Run a command line; return its exit code and output."""
     if line.startswith("pyspark-mq ") and "|" not in line:
         done = run(*shlex.split(line)[1:])
     else:

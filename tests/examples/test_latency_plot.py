@@ -1,5 +1,3 @@
-"""The latency example draws both modes."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""Run the example for a few seconds."""
-
 import os
 import re
 import subprocess

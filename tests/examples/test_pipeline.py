@@ -1,5 +1,3 @@
-"""Run the declarative pipeline over Spark Connect."""
-
 import os
 import shutil
 import subprocess

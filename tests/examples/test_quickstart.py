@@ -1,5 +1,3 @@
-"""Run the quickstart notebook."""
-
 from pathlib import Path
 
 import nbclient
@@ -14,5 +12,5 @@ def test_quickstart_runs_and_plots(tmp_path: Path) -> None:
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     text = "".join(output.get("text", "") for output in outputs)
     assert "queueOffset: long" in text
-    assert text.count("carrier") >= 4  # the four messages with tag XX
+    assert text.count("carrier") >= 4
     assert any("image/png" in output.get("data", {}) for output in outputs)

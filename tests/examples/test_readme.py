@@ -1,5 +1,3 @@
-"""Check the README and the files beside it."""
-
 import os
 import re
 import subprocess

@@ -1,5 +1,3 @@
-"""Run the recipes of the pages about Spark over one store."""
-
 from __future__ import annotations
 
 import re
@@ -39,7 +37,6 @@ def recipes(page: str, language: str, path: str) -> list[str]:
 
 
 def run(spark: SparkSession, recipe: str, **given: Any) -> dict[str, Any]:
-    """Run a recipe; return its variables."""
     names: dict[str, Any] = {"spark": spark, **given}
     exec(compile(recipe, "<recipe>", "exec"), names)
     return names
@@ -86,7 +83,6 @@ def stream(spark: SparkSession, path: str, topic: str) -> DataFrame:
 
 
 def counts(path: str) -> dict[str, int]:
-    """Count the messages in the only queue of each topic."""
     with MessageStore.open(path, read_only=True) as store:
         return {topic: store.max_offset(topic, 0) for topic in ("new", "orders", "paid", "open")}
 
@@ -111,7 +107,7 @@ def test_recipes_of_the_source_and_sql_run(
     until(lambda: REGISTRY.get_sample_value("mq_lag_messages", labels) == 0)
     query.stop()
 
-    for table in spark.catalog.listTables():  # other tests create views of these names in this session
+    for table in spark.catalog.listTables():
         if table.isTemporary:
             spark.catalog.dropTempView(table.name)
     statements = [each for block in recipes("sql.md", "sql", path) for each in block.split(";") if each.strip()]

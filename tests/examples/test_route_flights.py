@@ -43,7 +43,6 @@ def go_on(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def routed(store: MessageStore, topic: str) -> Counter[tuple[bytes, str]]:
-    """Count each body and tag in a topic."""
     return Counter(
         (row["body"], row["tags"])
         for queue_id in range(store.topics()[topic])

@@ -1,5 +1,3 @@
-"""The example: a worker and a query read one topic."""
-
 import json
 import os
 import signal

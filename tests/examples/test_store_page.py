@@ -1,5 +1,3 @@
-"""Run the code of docs/store.md."""
-
 from __future__ import annotations
 
 import re

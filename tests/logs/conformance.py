@@ -13,5 +13,4 @@ from tests.logs.writing import WritingTests
 class LogTests(ReadingTests, HoldingTests): ...
 
 
-class WriterTests(LogTests, WritingTests):
-    """Tests for logs that can be written."""
+class WriterTests(LogTests, WritingTests): ...

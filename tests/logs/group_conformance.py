@@ -27,8 +27,7 @@ BROADCASTING = MessageModel.BROADCASTING
 class Making(Protocol):
     group: Group
 
-    def another(self, name: str) -> Group:
-        """Return another group of the same log."""
+    def another(self, name: str) -> Group: ...
 
     def in_process(self, subscriptions: Subscriptions, **options: Any) -> AbstractContextManager[RemoteMember]:
         """Run a member in its own process, killed at the end of the block."""
@@ -45,7 +44,6 @@ class GroupTests:
 
     @pytest.fixture
     def joined(self) -> Iterator[ExitStack]:
-        """Members leave after the test."""
         with ExitStack() as stack:
             yield stack
 

@@ -1,5 +1,3 @@
-"""Long polling tests for every kind of log."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""A log with messages, for the tests of every kind of log."""
-
 from __future__ import annotations
 
 import sys
@@ -32,8 +30,6 @@ TOLD = {__name__, *(f"tests.logs.{subject}" for subject in ("reading", "holding"
 
 
 class Making(Protocol):
-    """A log without topics, and ways to change it from outside while it is open or closed."""
-
     address: LogAddress
 
     def create_topic(self, topic: str, queues: int) -> None: ...

@@ -1,5 +1,3 @@
-"""Read tests for every kind of log."""
-
 from __future__ import annotations
 
 import pickle

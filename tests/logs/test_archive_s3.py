@@ -1,5 +1,3 @@
-"""An archive on an S3 server as a log, and its failures."""
-
 from __future__ import annotations
 
 import json

@@ -192,7 +192,6 @@ class TestClusterGroup(GroupTests):
         assert '"g": {' in (Path(making.store.path) / "config/subscriptionGroup.json").read_text()
 
     def test_broker_knows_the_subscribed_tags(self, making: Making, group: Group) -> None:
-        """For members that send no subscription with their pulls."""
         with group.join({"t": Subscription("A || B")}), Client() as client:
             (server,) = making.address.name_servers
             answer = client.request(server, RequestCode.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": "g"})

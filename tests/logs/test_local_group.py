@@ -1,5 +1,3 @@
-"""Groups of a store directory: the shared tests, and those that need a directory."""
-
 from __future__ import annotations
 
 import math
@@ -246,7 +244,6 @@ def test_dead_members_commits_are_void_for_a_recreated_topic(making: LocalMaking
 
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_reset_reaches_members_although_earlier_resets_are_lost(making: LocalMaking, is_lost: bool) -> None:
-    """The file of resets is missing, or an older one was restored."""
     note = making.path / "consumers/g/resets.json"
     with making.group.join(EVERYTHING) as one:
         one.lock([Q0])

@@ -74,7 +74,7 @@ class Groups(RuleBasedStateMachine):
         if not dies:
             member.leave()
         del member
-        gc.collect()  # frees the object that holds the lock
+        gc.collect()
         return multiple()
 
     @rule(id_=members, queues=QUEUES)
@@ -127,7 +127,7 @@ class Groups(RuleBasedStateMachine):
 
     @invariant()
     def each_knows_its_offsets(self) -> None:
-        self.group.create()  # takes the lock, and removes dead members
+        self.group.create()
         assert self.group.committed(ALL) == self.offsets
         for member, model in self.there.values():
             assert member.committed(ALL) == self.offsets | model.done

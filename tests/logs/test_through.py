@@ -23,7 +23,7 @@ class Shortened(ArchivedStore):
 
     def archive(self) -> Archived:
         archived = super().archive()
-        while self.store.clean(forced=True).log:  # clean deletes only a few files at a time
+        while self.store.clean(forced=True).log:
             pass
         return archived
 

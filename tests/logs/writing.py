@@ -1,5 +1,3 @@
-"""Write tests for every kind of writable log."""
-
 from __future__ import annotations
 
 import threading

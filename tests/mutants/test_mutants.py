@@ -11,7 +11,6 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
 def test_no_mutant_is_stale(mutant: Mutant) -> None:
-    """`make mutants` checks that tests notice each mutant."""
     text = (ROOT / mutant.file).read_text("utf-8")
     assert text.count(mutant.before) == 1
     compile(text.replace(mutant.before, mutant.after), mutant.file, "exec")

@@ -1,5 +1,3 @@
-"""Following a topic. The command's output: `test_tail`."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping

@@ -61,7 +61,6 @@ def test_package_without_pyspark_does_not_break_sparks_lookup(tmp_path: Path) ->
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a wheel's other contents: `share`, and the metadata."""
     tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("out")
     for name in ("conf", "examples", "pyspark_mq", "store"):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))

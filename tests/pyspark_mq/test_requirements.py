@@ -1,5 +1,3 @@
-"""Errors if another package replaces `store`, or if PySpark is too old."""
-
 from __future__ import annotations
 
 import shutil
@@ -53,7 +51,7 @@ def missing(own: Path, what: str) -> str:
 
 def test_other_store_package_in_the_same_folder_is_an_error(site: Path) -> None:
     own = site / "store/__init__.py"
-    own.write_text("")  # as in PyPI's package
+    own.write_text("")
     said = missing(own, "belongs to another package, such as PyPI's 'store'")
     used = run(site, "-c", USES)
     assert (used.returncode, used.stdout.splitlines()) == (0, [said] * 3), used.stderr

@@ -50,7 +50,7 @@ def line_of(line: str) -> RocketMQ:
 
 @pytest.fixture(scope="module")
 def served(rocketmq: RocketMQ, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    port = free_ports()["brokerPort"]  # the port is part of message ids
+    port = free_ports()["brokerPort"]
     config = StoreConfig(mappedFileSizeCommitLog=1 << 22, mappedFileSizeConsumeQueue=20_000, listenPort=port)
     with (
         MessageStore.open(tmp_path_factory.mktemp("served") / "mq", config=config) as store,

@@ -44,7 +44,7 @@ MADE = {
     "queue-extension-5.3": ("5.3", "queue-extension"),
 }
 MESSAGES = 36
-INDEX_SLOTS = 8  # fewer than keys in an archive's index
+INDEX_SLOTS = 8
 
 
 def config_of(name: str) -> dict[str, object]:

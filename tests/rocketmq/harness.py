@@ -34,7 +34,7 @@ USUAL_LINES = ("5.5", "4.9")
 # RocketMQ 4 unmaps files through JDK internals.
 JVM_OPTIONS = (
     "-Xmx1g",
-    "-XX:+UseSerialGC",  # this and the next: faster start for a short life
+    "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
     "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
@@ -79,7 +79,7 @@ class Running:
         self._process = process
         self._requests, self._words = process.stdin, words
         self._answers = process.stdout.fileno()
-        self._read = b""  # received bytes that were not returned yet
+        self._read = b""
         self._turn = threading.Lock()  # a thread may iterate while the block is left
         self._is_left = False
 
@@ -149,7 +149,7 @@ class Clients(Running):
         return found
 
 
-_given: set[int] = set()  # ports
+_given: set[int] = set()
 
 
 def free_ports() -> dict[str, int]:
@@ -181,7 +181,7 @@ class RocketMQ:
     def __init__(self, line: str) -> None:
         self.line = line
         self._target = HERE / "target" / line
-        self._home = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)  # logs and offsets of clients
+        self._home = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         self._target.parent.mkdir(exist_ok=True)
         with open(self._target.with_name(f"{line}.lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -144,7 +144,7 @@ KINDS = (
 )
 
 
-IN_4_3 = tuple(kind for kind in KINDS if kind not in (hosts, compressed))  # no IPv6, no LZ4, no ZSTD
+IN_4_3 = tuple(kind for kind in KINDS if kind not in (hosts, compressed))
 
 
 def any_of(kinds: Sequence[Make]) -> Make:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from store import MessageStore
 from tests.rocketmq.harness import Clients, HarnessError, Json
 
-SECONDS = 120.0  # limit on a busy machine
+SECONDS = 120.0
 
 
 class Served(NamedTuple):
@@ -47,7 +47,6 @@ def ends(store: MessageStore, topic: str) -> list[int | None]:
 
 
 def left(clients: Clients, name: str) -> None:
-    """Wait until that consumer has left."""
     clients.ask("leave", id=name)
     for line in clients:
         if line["kind"] == "left":
@@ -65,5 +64,4 @@ def mqadmin(clients: Clients, *words: str) -> str:
 
 
 def rows_of(text: str) -> list[list[str]]:
-    """Return the words of each line."""
     return [line.split() for line in text.splitlines() if line.strip()]

@@ -71,7 +71,7 @@ def guarded(rocketmq: RocketMQ, tmp_path_factory: pytest.TempPathFactory) -> Ite
     own, ports = certificate(home), free_ports()
     properties = {
         "rocketmq.home.dir": home,
-        "tls.enable": True,  # for the broker's connection to its name server
+        "tls.enable": True,
         "tls.client.authServer": False,
         "tls.test.mode.enable": False,
         "tls.server.mode": "enforcing",
@@ -91,7 +91,6 @@ def guarded(rocketmq: RocketMQ, tmp_path_factory: pytest.TempPathFactory) -> Ite
                 writer.create_topic(topic, 1)
         if rocketmq.line >= "5.3":
             account = KEEPER.access_key, KEEPER.secret_key
-            # Without it the account may not ask for the ends of queues.
             with rocketmq.clients(it.name_server, account, tls=True) as admin:
                 for topic, actions in {"orders": "Pub,Sub,Get", "bills": "Sub,Get"}.items():
                     words = ["-b", it.broker, "-s", "User:bookkeeper", "-r", f"Topic:{topic}", "-a", actions]
@@ -112,7 +111,6 @@ def write(asked: ClusterAddress, topic: str) -> None:
 
 
 def read(asked: ClusterAddress, topic: str) -> list[bytes]:
-    """Return all bodies, from a scan and from a held pull."""
     with asked.open() as log:
         bounds = log.bounds([queue(topic)])[queue(topic)]
         batches = log.scan(QueueRange(queue(topic), *bounds), ReadSpec(("body",), EVERYTHING))

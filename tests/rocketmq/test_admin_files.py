@@ -21,8 +21,8 @@ from tests.waiting import until
 pytestmark = pytest.mark.rocketmq
 
 SMALL = StoreConfig(mappedFileSizeCommitLog=1 << 16, mappedFileSizeConsumeQueue=2000, **INDEX)
-COMMITTED = {0: 4, 1: 10, 2: 7}  # of 10 in each queue
-NAMED_AFTER_THE_BROKER = {"harness", "DefaultCluster"}  # and the reply topic, which 4.3 does not know
+COMMITTED = {0: 4, 1: 10, 2: 7}
+NAMED_AFTER_THE_BROKER = {"harness", "DefaultCluster"}
 DELAYED_TO = 1  # the queue
 
 
@@ -72,7 +72,7 @@ def test_broker_and_store_continue_from_each_others_files(rocketmq: RocketMQ, tm
         assert answer["offsets"] == {str(queue): offset for queue, offset in COMMITTED.items()}
         settings = groups.settings.of("readers") or {}
         plain = {name: value for name, value in settings.items() if not isinstance(value, dict)}
-        known = answer["group"].keys() & plain.keys()  # RocketMQ 4 has fewer
+        known = answer["group"].keys() & plain.keys()
         assert {"groupName", "retryMaxTimes", "consumeEnable"} <= known
         assert all(answer["group"][name] == plain[name] for name in known)
 

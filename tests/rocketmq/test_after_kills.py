@@ -24,7 +24,7 @@ pytestmark = pytest.mark.rocketmq
 DYING_WRITERS = [sys.executable, "-m", "tests.end_to_end.dying_writers"]
 ROUNDS = int(os.environ.get("ROUNDS", "5"))  # each kills writers, then RocketMQ recovers their directory
 ROUNDS_A_STORE = 5
-KILLS = 8  # in a round, and the three that still run at its end
+KILLS = 8
 WHOLE = re.compile(rb"w\d+\.\d+-\d+-x*")  # bodies of dying_writers
 WRITES_THE_LOG = 1  # the call of a dying append
 SIZES = {"mappedFileSizeCommitLog": 64 << 10, "mappedFileSizeConsumeQueue": 2000}
@@ -62,7 +62,7 @@ def test_rocketmq_recovers_a_directory_of_killed_writers(rocketmq: RocketMQ, tmp
             assert published.items() <= recovered.items()
             assert max(Counter(recovered.values()).values()) == 1
             assert all(WHOLE.fullmatch(body) for body in recovered.values())
-            with MessageStore.open(path) as store:  # our recovery keeps the messages that RocketMQ recovered
+            with MessageStore.open(path) as store:
                 assert published.items() <= bodies(store).items() <= recovered.items()
         shutil.rmtree(path)
 

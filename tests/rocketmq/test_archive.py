@@ -25,7 +25,6 @@ COLUMNS = ("topic", "queueId", "queueOffset", "physicalOffset", "storeTimestamp"
 
 
 def put(store: MessageStore, count: int) -> None:
-    """Put bodies of all lengths, with tags and properties, in three queues of two topics."""
     for number in range(count):
         body = bytes([number % 256]) * (number * 37 % 900)
         store.put(Message("orders", body, queue_id=number % 2, tags="AB"[number % 2], properties={"n": str(number)}))
@@ -55,7 +54,7 @@ def test_rocketmq_reads_our_archive(tmp_path: Path, rocketmq5: RocketMQ) -> None
     with archived(tmp_path, str(url)) as it:
         it.create_topic("orders", 2)
         it.create_topic("invoices", 1)
-        for count in (100, 3, 1):  # the last segments are rewritten, and longer
+        for count in (100, 3, 1):
             put(it.store, count)
             it.archive()
         ends = it.address.open().bounds([Queue("orders", 1)])

@@ -1,5 +1,3 @@
-"""A RocketMQ cluster as a log."""
-
 from __future__ import annotations
 
 import os

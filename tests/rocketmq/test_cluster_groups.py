@@ -1,5 +1,3 @@
-"""Consumers of a RocketMQ broker: alone, two of them, and beside a Java consumer of the same group."""
-
 from __future__ import annotations
 
 import base64
@@ -66,7 +64,6 @@ def test_two_consumers_share_the_queues(theirs: Theirs, topic: str, orderly: boo
 
 
 def test_consumer_shares_its_group_with_a_java_consumer(theirs: Theirs, topic: str) -> None:
-    """The Java consumer takes 20 messages of its queues, and leaves."""
     put(theirs, topic, range(20))
     with Consumer(theirs.address, topic, topic, seen := Seen(), config=config()) as consumer:
         until(lambda: len(seen.numbers) == 20)

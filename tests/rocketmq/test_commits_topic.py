@@ -1,5 +1,3 @@
-"""The sink's topic of written batches after a broker owned the directory."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""A broker continues with delayed messages where this store stopped, and the reverse."""
-
 from __future__ import annotations
 
 import time
@@ -51,7 +49,7 @@ def test_delayed_messages_are_delivered_once_by_each_owner(rocketmq: RocketMQ, t
     theirs = {"level, the broker's": EACH} | ({"time, the broker's": EACH} if has_timers else {})
     with rocketmq.broker(path, SIZES, topic=TOPIC, bodyBytes=10) as broker:
         until(lambda: delivered(path) == ours | theirs, every=0.2)
-        time.sleep(2.0)  # a repeated delivery would happen within this time
+        time.sleep(2.0)
         broker.ask("stop")
         assert next(broker)["kind"] == "stopped"
     assert delivered(path) == ours | theirs

@@ -1,5 +1,3 @@
-"""A broker opens a directory with topics that this store deleted."""
-
 from __future__ import annotations
 
 import json
@@ -23,8 +21,8 @@ pytestmark = pytest.mark.rocketmq
 
 SIZES = {"mappedFileSizeCommitLog": 1 << 16, "mappedFileSizeConsumeQueue": 2000, **INDEX}
 QUEUES = 4
-DELETED = "deleted"  # the harness fills it, and deletes it with the admin tool
-ANEW = "single"  # the harness creates it
+DELETED = "deleted"
+ANEW = "single"
 ANEW_MESSAGES = 61
 KEPT = {(n % QUEUES, n // QUEUES): f"kept {n}".encode() for n in range(40)}
 
@@ -78,8 +76,8 @@ def test_broker_does_not_show_topics_that_we_deleted(rocketmq: RocketMQ, tmp_pat
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_deletion_by_us_equals_deletion_by_a_broker(rocketmq: RocketMQ, tmp_path: Path, killed: bool) -> None:
-    """After either: the same topics and messages here, and the other topics' messages in RocketMQ's reader. That reader
-    may show a deleted topic's messages again, whoever deleted it."""
+    """After either: the same topics and messages here, and the other topics' messages in RocketMQ's reader. It may show
+    messages of deleted topics."""
     path = filled(tmp_path / "theirs")
     ours = shutil.copytree(path, tmp_path / "ours")
     with rocketmq.broker(path, INDEX, topic="kept") as broker:

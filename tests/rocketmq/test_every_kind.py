@@ -117,7 +117,6 @@ class Ended:
 
     @cached_property
     def with_key(self) -> dict[tuple[str, str], set[int]]:
-        """Log offsets of the messages in RocketMQ's queues, by topic and key."""
         found: dict[tuple[str, str], set[int]] = {}
         for queue in self.queues.values():
             for row in queue.rows:
@@ -218,7 +217,6 @@ def directories(test: str) -> list[ParameterSet]:
 
 @pytest.mark.parametrize(CELL, cells("messages"))
 def test_messages_equal_rocketmqs(kind: Kind, ended: Ended, store: MessageStore) -> None:
-    """Compare every bound of every queue, and every field of every message."""
     bounds = {name: bound for name, bound in ended.bounds.items() if kind.has(name[0])}
     assert kind.name == "deleted" or any(maximum for _, maximum in bounds.values())
     assert {name: store.offsets(*name) for name in bounds} == bounds
@@ -256,7 +254,6 @@ def test_lookups_by_key_equal_rocketmqs(kind: Kind, ended: Ended, state: str, st
 
 @pytest.mark.parametrize(CELL, cells("ids"))
 def test_lookups_by_id_equal_rocketmqs(kind: Kind, ended: Ended, store: MessageStore) -> None:
-    """By every id: the producer's, which may have copies, and the broker's."""
     by_broker = {line["offsetMsgId"] for line in ended.answers("message")}
     for line in ended.answers("id"):
         if not kind.has(line["asked"]):
@@ -270,7 +267,6 @@ def test_lookups_by_id_equal_rocketmqs(kind: Kind, ended: Ended, store: MessageS
 
 @pytest.mark.parametrize(CELL, cells("times"))
 def test_lookups_by_time_equal_rocketmqs(kind: Kind, ended: Ended, store: MessageStore) -> None:
-    """By the stored times and the times next to them."""
     for line in ended.answers("time"):
         name = line["topic"], line["queueId"]
         if not kind.has(line["topic"]):
@@ -297,7 +293,6 @@ def test_verify_finds_no_damage_in_a_queue(kind: Kind, ended: Ended) -> None:
 
 @pytest.mark.parametrize(CELL, directories("whole"))
 def test_verify_finds_no_other_damage(kind: Kind, ended: Ended) -> None:
-    """Neither in the log, nor in the index, nor in a queue of another kind."""
     assert [finding for finding in ended.findings if not any(one.has(topic_of(finding)) for one in KINDS)] == []
 
 

@@ -1,5 +1,3 @@
-"""Kill appends that write the head of their first record last."""
-
 from __future__ import annotations
 
 import shutil
@@ -20,12 +18,12 @@ from tests.rocketmq.test_after_kills import DYING_WRITERS, seen_by
 
 pytestmark = pytest.mark.rocketmq
 
-SIZES = {"mappedFileSizeCommitLog": 2048, "mappedFileSizeConsumeQueue": 200}  # the dead append needs six more segments
+SIZES = {"mappedFileSizeCommitLog": 2048, "mappedFileSizeConsumeQueue": 200}
 OLD = {(n % 2, n // 2): f"old {n}".encode() for n in range(12)}
 NEW = {(n % 2, 6 + n // 2): bytes([65 + n]) * 700 for n in range(12)}
 THEIRS = {(n % 2, 6 + n // 2): f"theirs {n}".encode() for n in range(4)}
 HEAD_BYTES = 4
-CALLS = 60  # more than the append makes before it is published
+CALLS = 60
 
 
 def segments(path: Path) -> list[Path]:

@@ -23,7 +23,6 @@ ORDERS = 30
 
 @pytest.fixture
 def classpath(tmp_path: Path) -> str:
-    """Build the class path as OrderProducer.java says."""
     if (reason := unavailable()) is not None:
         pytest.skip(reason)
     path = tmp_path / "classpath.txt"
@@ -33,7 +32,6 @@ def classpath(tmp_path: Path) -> str:
 
 
 def count_what_is_sent(tmp_path: Path, classpath: str, *where: str, name_server: str) -> None:
-    """Count with a query that starts before the producer."""
     count = [sys.executable, str(EXAMPLES / "count_orders.py"), *where, "--orders", str(ORDERS)]
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
     with subprocess.Popen(count, stdout=subprocess.PIPE, text=True, env=environment) as counting:

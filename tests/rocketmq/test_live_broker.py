@@ -1,5 +1,3 @@
-"""Read the directory of a running broker."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -19,7 +19,7 @@ from tests.rocketmq.harness import RocketMQ
 
 pytestmark = pytest.mark.rocketmq
 
-CRASHES = int(os.environ.get("CRASHES", "3"))  # of machines
+CRASHES = int(os.environ.get("CRASHES", "3"))
 Place = tuple[str, int | None, int | None, bytes]  # topic, queue id, queue offset, body
 
 
@@ -53,7 +53,7 @@ def test_rocketmq_sees_flushed_and_recovered_messages(rocketmq: RocketMQ, tmp_pa
     path, copy = tmp_path / "crashed" / STORE, tmp_path / "copy"
     must = max((count for since, count in history.must if since <= cut), default=0)
     gone = max((offset for since, offset in history.gone if since <= cut), default=0)
-    if not path.exists():  # its own name was not on the device yet
+    if not path.exists():
         assert must == 0
         return
     shutil.copytree(path, copy)

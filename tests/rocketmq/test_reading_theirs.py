@@ -1,5 +1,3 @@
-"""Read directories that RocketMQ writes."""
-
 from __future__ import annotations
 
 import os
@@ -21,7 +19,7 @@ pytestmark = pytest.mark.rocketmq
 Compare = Callable[[seen.Queues, seen.Queues], None]
 Written = tuple[Path, seen.Queues]
 MESSAGES = int(os.environ.get("MESSAGES", "1000"))  # in each mix; the full run is `make test-rocketmq MESSAGES=10000`
-AT_ONCE = 4  # directories that are being written
+AT_ONCE = 4
 EVERYTHING = next(mix for mix in MIXES if mix.name == "everything")
 
 
@@ -42,7 +40,7 @@ def written(
         assert {answer["status"] for answer in answers} == {"PUT_OK"}
         copy = shutil.copytree(directory, directory.with_name(f"{directory.name}-copy"))
         theirs = seen.by_rocketmq(rocketmq.read(copy, mix.full_config))
-        shutil.rmtree(copy)  # a copy has no holes
+        shutil.rmtree(copy)
         return directory, theirs
 
     with ThreadPoolExecutor(AT_ONCE) as writers:
@@ -63,7 +61,6 @@ def test_messages_equal_rocketmqs_in_every_field(
     if rocketmq.line < mix.since:
         pytest.skip(f"RocketMQ {rocketmq.line} cannot write this")
     directory, theirs = written(rocketmq, mix)
-    # Some mixes have many messages outside of queues.
     assert sum(len(queue.rows) for queue in theirs.values()) >= MESSAGES / 3
 
     with MessageStore.open(directory, read_only=True) as store:

@@ -1,5 +1,3 @@
-"""This project's client with a RocketMQ name server and broker."""
-
 from __future__ import annotations
 
 import json
@@ -26,8 +24,6 @@ SUSPEND, SUBSCRIPTION = 2, 4
 
 
 class Theirs(NamedTuple):
-    """Addresses of a running RocketMQ, and a client."""
-
     name_server: str
     broker: str
     client: Client
@@ -51,7 +47,7 @@ def test_client_gets_routes_sends_and_pulls(theirs: Theirs) -> None:
     properties = encode_properties({"KEYS": "k", "own": "café"}).decode()
     header = SendMessageV2("producers", "orders", "TBW102", 4, 1, 0, 1_700_000_000_000, -7, properties)
     sent, left = [], [b"%d" % n for n in range(100)]
-    while left:  # a busy broker refuses some for a while
+    while left:
         asked = [(body, client.ask(broker, RequestCode.SEND_MESSAGE_V2, header.texts(), body)) for body in left]
         answers = [(body, answer.result()) for body, answer in asked]
         sent += [SendAnswer.of(answer.fields) for _, answer in answers if answer.code == ResponseCode.SUCCESS]

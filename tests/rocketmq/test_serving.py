@@ -127,7 +127,7 @@ def test_two_members_share_the_queues_until_one_leaves(served: Served, topic: st
         return {line["id"] for line in lines if line["kind"] == "consumed"}
 
     until(lambda: readers() == {"first", "second"})
-    left(clients, "first")  # messages may have arrived twice when the second consumer joined
+    left(clients, "first")
     until(lambda: readers() == {"second"})
     left(clients, "second")
 
@@ -141,7 +141,7 @@ def test_failed_messages_are_redelivered(served: Served, topic: str) -> None:
     tries = [line for line in lines if line["kind"] == "consumed"]
     assert sorted(line["reconsumeTimes"] for line in tries) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert len({line["keys"] for line in tries}) == 3
-    assert {line["topic"] for line in tries} == {topic}  # as RocketMQ's client shows them
+    assert {line["topic"] for line in tries} == {topic}
     left(clients, "failing")
 
 
@@ -249,7 +249,6 @@ def test_broadcasting_consumers_all_get_everything(served: Served, topic: str) -
 
 
 def test_pull_consumer_gets_all_and_continues(served: Served, topic: str) -> None:
-    """RocketMQ's DefaultLitePullConsumer commits, and continues from its offset."""
     clients = served.clients
     for _ in range(2):
         clients.answers("send", topic=topic, messages=12, tags=["paid", "open"])

@@ -1,5 +1,3 @@
-"""RocketMQ's own clients with an account over TLS, against a store that requires both."""
-
 from __future__ import annotations
 
 from pathlib import Path

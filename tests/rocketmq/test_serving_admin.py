@@ -27,7 +27,7 @@ def test_admin_tool_shows_the_progress_of_a_group(served: Served, topic: str) ->
         except HarnessError as error:
             if "CODE: 206" not in str(error):
                 raise
-            return []  # it has committed nothing yet
+            return []
 
     until(lambda: sum(line["consumer"] for line in progress()[:-1] if line["topic"] == topic) == 8)
     *queues, last = progress()
@@ -143,7 +143,6 @@ def test_mqadmin_resets_an_inactive_group(served: Served, topic: str) -> None:
 
 
 def test_mqadmin_resets_an_active_group(served: Served, topic: str) -> None:
-    """Its members are notified, and get the messages again."""
     clients = served.clients
     clients.answers("send", topic=topic, messages=8)
     clients.ask("subscribe", id="reset", group="reset", topic=topic)

@@ -1,5 +1,3 @@
-"""RocketMQ's unchanged clients with a served store whose older messages are only in its archive."""
-
 from __future__ import annotations
 
 from collections import Counter
@@ -33,7 +31,6 @@ def served(rocketmq: RocketMQ, tmp_path: Path) -> Iterator[Served]:
 
 
 def test_archived_messages_are_consumed_and_redelivered(rocketmq: RocketMQ, served: Served) -> None:
-    """Producers' messages have their own ids; others only an id made of their log offset."""
     store, clients = served
     clients.answers("send", topic=TOPIC, messages=20, bodyBytes=6000)
     store.put_many([Message(TOPIC, bytes(1000), keys=(f"ours-{n}",), queue_id=n % 4) for n in range(100)])

@@ -44,7 +44,6 @@ def program() -> Path:
 
 @contextmanager
 def running(program: Path, *arguments: str) -> Iterator[Iterator[Json]]:
-    """Yield its output lines; the program ends with the block."""
     with subprocess.Popen(
         [program, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

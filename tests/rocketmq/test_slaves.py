@@ -1,5 +1,3 @@
-"""A RocketMQ slave with all messages of its master is read after the master was killed."""
-
 from __future__ import annotations
 
 import time
@@ -41,14 +39,12 @@ class Pair(NamedTuple):
             append.publish()
 
     def wait_for_copies(self, count: int) -> None:
-        """Wait until the slave's directory has them."""
-
         def has_all() -> bool:
             try:
                 with MessageStore.open(self.slave_path, read_only=True) as store:
                     return "orders" in store.topics() and store.max_offset("orders", 0) == count
             except StoreError:
-                return False  # the slave has just started
+                return False
 
         until(has_all)
 
@@ -59,7 +55,7 @@ def pair(rocketmq: RocketMQ, tmp_path: Path) -> Iterator[Pair]:
     servers = [f"127.0.0.1:{each['namesrvPort']}" for each in ports]
     names = {"brokerName": "broker-a", "namesrvAddr": ";".join(servers), "registerNameServerPeriod": "10000"}
     usual = {"topic": "orders", "queues": 1}
-    its = {**SMALL, "haListenPort": free_port()}  # the port for slaves, which name servers tell them
+    its = {**SMALL, "haListenPort": free_port()}
     with rocketmq.broker(
         tmp_path / "master", {**its, "brokerRole": "ASYNC_MASTER"}, brokerConfig=names, **usual, **ports[0]
     ) as master:

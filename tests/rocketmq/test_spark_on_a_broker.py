@@ -1,5 +1,3 @@
-"""Streaming queries over a running broker's directory, while its client sends and its retention deletes."""
-
 from __future__ import annotations
 
 import os
@@ -28,7 +26,7 @@ SMALL = {"mappedFileSizeCommitLog": SEGMENT, "mappedFileSizeConsumeQueue": 2000}
 BODY_BYTES = 150
 QUEUES = 4
 
-Place = tuple[int, int]  # queue id, queue offset
+Place = tuple[int, int]
 
 
 class Sent(NamedTuple):
@@ -139,7 +137,7 @@ def test_query_reads_each_message_once_despite_retention(
         query.stop()
         assert query.exception() is None
         assert minimum > 5 * SEGMENT
-        assert rows(sink) == Counter(it.sent.keys())  # none twice
+        assert rows(sink) == Counter(it.sent.keys())
         assert bodies(sink) == {place: sent.body for place, sent in it.sent.items()}
 
         read = set(it.sent)

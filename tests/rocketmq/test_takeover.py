@@ -1,5 +1,3 @@
-"""A broker takes over our directory, and we take it back."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -20,7 +18,7 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.rocketmq
 
-MESSAGES = 150  # of the broker, each time it owns the directory
+MESSAGES = 150
 SIZES = {"mappedFileSizeCommitLog": 32 << 10, "mappedFileSizeConsumeQueue": 2000, **INDEX}
 
 

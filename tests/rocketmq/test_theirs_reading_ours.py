@@ -1,5 +1,3 @@
-"""RocketMQ loads directories that this store writes, and reads every field of every message."""
-
 from __future__ import annotations
 
 import random
@@ -122,7 +120,6 @@ def test_rocketmq_reads_a_closed_store(
 
 
 def test_rocketmq_reads_a_store_of_a_killed_writer(rocketmq: RocketMQ, tmp_path: Path, compare: Compare) -> None:
-    """Copying an open store's directory is like a kill: `abort` exists, and the last flush is missing."""
     with filled(tmp_path / "ours", by_all_of_them, SMALL) as store:
         copy = shutil.copytree(tmp_path / "ours", tmp_path / "copy")
         compare(seen.by_scan(store), seen.by_rocketmq(rocketmq.read(copy, INDEX)))

@@ -1,5 +1,3 @@
-"""A broker's open transactions are ended here, and the broker reads transactions committed here."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -32,7 +32,6 @@ FLOORS = (
 
 
 def imported(path: Path) -> Iterator[str]:
-    """The rooms of `store` that a file imports from."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "store":
             rooms = node.module.split(".")[1:]

@@ -49,7 +49,7 @@ assert "pandas" not in sys.modules
 
 
 def test_pandas_is_not_loaded_unasked(tmp_path: Path) -> None:
-    pytest.importorskip("pandas")  # otherwise nothing could load it
+    pytest.importorskip("pandas")
     _run(_EVERYTHING, tmp_path)
 
 

@@ -35,7 +35,6 @@ def succeed(*arguments: object, stdin: bytes | None = None) -> str:
 
 @contextmanager
 def started(*arguments: object, stdin: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command with pipes until the block ends."""
     words = list(map(str, arguments))
     with subprocess.Popen([SCRIPT, *words], stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:

@@ -56,7 +56,7 @@ def test_commands_read_a_cluster(serving: Serving, store: MessageStore, tmp_path
     assert json.loads(succeed("query", cluster, "orders", "--time", 0, "--queue", 1, "--json"))["queueId"] == "b:1"
     with tailing(cluster, "orders", "--from", "latest", "--count", 1) as tail:
         assert tail.stdout is not None
-        while tail.poll() is None:  # tail starts at an unknown time
+        while tail.poll() is None:
             store.put(Message("orders", b"came", queue_id=0))
         assert tail.stdout.read() == "came\n"
 

@@ -21,7 +21,7 @@ def test_console_serves_until_interrupted(path: Path) -> None:
         assert "Read-only" in page
         live = browser.open(url.partition("?")[0] + "live?part=topics", timeout=TIMEOUT_SECONDS)
         assert live.readline().startswith(b"data: ")
-        process.send_signal(signal.SIGINT)  # an open page does not delay it
+        process.send_signal(signal.SIGINT)
         assert process.wait(TIMEOUT_SECONDS) == 130
         live.close()
         out, error = process.communicate()

@@ -13,7 +13,6 @@ from tests.filled import Filled
 
 @pytest.fixture
 def working(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make Spark start this Python."""
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))

@@ -178,7 +178,7 @@ def test_export_does_not_mix_a_topic_with_its_recreation(path: Path, tmp_path: P
         with started("export", archive, "orders", "--to", "jsonl", "-o", "-") as process:
             assert process.stdout is not None
             assert process.stderr is not None
-            lines = [process.stdout.readline()]  # more than a pipe holds follows
+            lines = [process.stdout.readline()]
             delete_as_broker(path, "orders")
             store.create_topic("orders", 2)
             put(b"new")

@@ -23,7 +23,6 @@ LAST = "\n# Every option\n"
 
 
 def commands(group: click.Group, *before: str) -> Iterator[tuple[str, ...]]:
-    """Yield the words of every command."""
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
@@ -38,7 +37,6 @@ def help_of(words: tuple[str, ...]) -> str:
 
 
 def examples(session: str) -> Iterator[tuple[str, str]]:
-    """Yield each command of a session with its output."""
     for example in re.split(r"^\$ ", session, flags=re.MULTILINE)[1:]:
         command, _, output = example.partition("\n")
         yield command, output
@@ -79,16 +77,14 @@ def test_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_every_command_has_an_example() -> None:
     shown = [command for command, _ in examples_on_page()]
     without = [words for words in commands(main) if not any(f"pyspark-mq {' '.join(words)}" in each for each in shown)]
-    assert without == [("console",), ("demo",), ("serve",)]  # these run until interrupted
+    assert without == [("console",), ("demo",), ("serve",)]
 
 
 def every_option() -> str:
-    """Return the end of the page."""
     return LAST + "".join(f"```\n{help_of(words).rstrip()}\n```\n" for words in commands(main))
 
 
 def test_every_option_is_on_the_page() -> None:
-    """This module writes that part of the page. Versions of click break lines differently."""
     said = PAGE.read_text().partition(LAST)[2]
     assert said.split() == every_option().removeprefix(LAST).split()
 

@@ -89,7 +89,6 @@ def route(client: Client, address: str, topic: str) -> Command:
 
 
 def test_settings_are_read_from_a_file(tmp_path: Path) -> None:
-    """RocketMQ's own keys; command line options override them."""
     conf = tmp_path / "broker.conf"
     conf.write_text("brokerName=of-the-file\nbrokerClusterName=old\nautoCreateTopicEnable=false\nmaxMessageSize=3\n")
     with served(tmp_path / "mq", "--config", conf, "--cluster", "new") as (_, address), Client(60) as client:

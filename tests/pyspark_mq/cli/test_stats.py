@@ -26,7 +26,7 @@ def test_stats_counts_messages_and_bytes(path: Path) -> None:
     lines = [line.split() for line in succeed("stats", path).splitlines()]
     assert lines[1] == ["orders", "0", "0", "0", "0", "0"]
     assert lines[2][:5] == ["orders", "1", "0", "3", "3"]
-    assert lines[-2][1] == lines[2][5]  # all published messages are in queue 1
+    assert lines[-2][1] == lines[2][5]
     assert lines[-2][-4:] == ["dispatch", "lag", "0", "bytes"]
     assert lines[-1][:4] == ["1", "segments", "of", "1,048,576"]
 
@@ -141,7 +141,7 @@ def test_prometheus_serves_metrics(path: Path) -> None:
             with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as answer:
                 assert f'rocketmq_messages_in_total{{topic="orders"}} {count}.0\n' in answer.read().decode()
             succeed("send", path, "orders", "one more")
-        signal_another_thread(stats, signal.SIGINT)  # the worst case
+        signal_another_thread(stats, signal.SIGINT)
         _, err = stats.communicate(timeout=TIMEOUT_SECONDS)
     assert stats.returncode == 130
     assert err.decode().startswith("Interrupted: no more metrics of")

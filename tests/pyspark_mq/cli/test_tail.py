@@ -157,7 +157,6 @@ def test_wrong_usage_is_one_line(path: Path, arguments: list[str], words: str) -
 
 @pytest.mark.parametrize("arguments", [["--until-end"], ["--from", "earliest"]])
 def test_closed_pipe_ends_tail(path: Path, arguments: list[str]) -> None:
-    """Even while it waits for messages that never arrive."""
     succeed("send", path, "orders", *map(str, range(5)))
     with started("tail", path, "orders", *arguments) as tail:
         head = subprocess.run(["head", "-n", "2"], stdin=tail.stdout, capture_output=True, timeout=TIMEOUT_SECONDS)

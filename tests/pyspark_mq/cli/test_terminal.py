@@ -1,5 +1,3 @@
-"""Control characters of messages and names on a terminal."""
-
 import json
 import logging
 import os
@@ -24,7 +22,6 @@ def hostile(path: Path) -> Path:
 
 
 def on_a_terminal(*arguments: object) -> str:
-    """Return the output of a command to a terminal."""
     ours, theirs = os.openpty()
     done = subprocess.run([SCRIPT, *map(str, arguments)], stdout=theirs, stderr=theirs, timeout=TIMEOUT_SECONDS)
     os.close(theirs)
@@ -32,7 +29,7 @@ def on_a_terminal(*arguments: object) -> str:
     try:
         while piece := os.read(ours, 1 << 16):
             got += piece
-    except OSError:  # the end of a terminal
+    except OSError:
         pass
     os.close(ours)
     assert done.returncode == 0, got

@@ -1,5 +1,3 @@
-"""A store with a few messages, and its console in Starlette's test client."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -78,5 +76,5 @@ def shop(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def visitor(visit: Visit, shop: Path) -> Visitor:
-    """A visitor of "shop" with the token, who may make changes."""
+    """A visitor of "shop" who may make changes."""
     return visit(DirectoryAddress(str(shop)), allow_changes=True).enter()

@@ -1,5 +1,3 @@
-"""The pages, without a browser."""
-
 from __future__ import annotations
 
 import json
@@ -158,19 +156,19 @@ def test_poison_message_has_a_page_and_hides_no_other(visitor: Visitor, shop: Pa
     assert "This message cannot be decoded" in page
     assert "Its record, as it stands in the log" in page
     assert "00000000  " in page
-    assert "offset=2" in page  # the message after it
+    assert "offset=2" in page
 
 
 def test_body_that_does_not_decompress_is_shown_as_stored(visit: Visit, tmp_path: Path) -> None:
     config = StoreConfig(maxDecompressedMessageSize=1_000)
     with MessageStore.open(tmp_path / "mq", config=config) as store:
         store.create_topic("t", 1)
-        put(store, b"x" * 10_000)  # compressed, as by a RocketMQ producer
+        put(store, b"x" * 10_000)
     visitor = visit(DirectoryAddress(str(tmp_path / "mq"))).enter()
     assert "maxDecompressedMessageSize" in visitor.page("/topic?topic=t")
     page = visitor.page("/message?topic=t&queue=0&offset=0")
     assert "The body is shown as it is stored" in page
-    assert "28 b5 2f fd" in page  # ZSTD
+    assert "28 b5 2f fd" in page
     assert "<dt>Keys</dt><dd>k0</dd>" in page
 
 

@@ -168,7 +168,6 @@ def test_start_before_expired_messages_is_a_loss(filled: Filled, fail: bool) -> 
 
 
 def test_messages_expired_while_a_task_reads(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retention runs between the first rows and the next."""
     filled.put("orders", 0, 250, size=1000)
     wanted, scan = QueueRange(Queue("orders", 0), 0, 253), DirectoryLog.scan
 
@@ -192,7 +191,6 @@ def test_messages_expired_while_a_task_reads(filled: Filled, monkeypatch: pytest
 
 
 def test_topic_recreated_while_a_task_reads_without_fingerprints(filled: Filled) -> None:
-    """As in a cluster: each offset is returned once."""
     filled.put("orders", 0, BATCH_ROWS)
     wanted = QueueRange(Queue("orders", 0), 0, BATCH_ROWS + 3)
     parsed = SourceOptions.parse({"path": filled.path, "subscribe": "orders", "failOnDataLoss": "false"})
@@ -329,7 +327,7 @@ def test_deleted_topic_is_a_loss(filled: Filled, available_now: bool) -> None:
     )
     filled.put("more", 0, 1)
     assert query.accepts(available_now=available_now) == filled.rows[-1:]
-    query.must_end(SubscriptionError, r"^The log has no orders; it has more")  # the checkpoint no longer has the topic
+    query.must_end(SubscriptionError, r"^The log has no orders; it has more")
     assert query.accepts(available_now=available_now) == []
     filled.store.create_topic("orders", 2)
     put_new(filled, 1, 3)
@@ -342,7 +340,7 @@ def test_topic_deleted_and_created_during_a_query(filled: Filled) -> None:
     delete(filled)
     gone = latest(it, end)
     assert gone == {"$last": {}}
-    assert latest(it, gone) == gone  # it waits
+    assert latest(it, gone) == gone
     filled.store.create_topic("orders", 1)
     put_new(filled, 0, 4)
     back = latest(it, gone)

@@ -1,5 +1,3 @@
-"""Offsets to and from JSON, stored checkpoints, and the begin of batches."""
-
 from __future__ import annotations
 
 import json
@@ -101,7 +99,7 @@ def test_checkpoint_of_a_newer_version_is_refused() -> None:
 @pytest.mark.parametrize(
     "json_",
     [
-        {"orders": {"0": 3}},  # as Kafka's source writes it
+        {"orders": {"0": 3}},
         {},
         {"orders": 3, **NONE},
         {"orders": {"0": "3"}, **NONE},

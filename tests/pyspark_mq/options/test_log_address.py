@@ -102,7 +102,6 @@ def test_wrong_options_of_a_cluster_are_refused(more: dict[str, str], told: str)
 
 
 def test_certificates_are_sent_with_the_options(tmp_path: Path) -> None:
-    """So tasks need no file."""
     assert SourceOptions.parse({**BASE, "useTls": "false"}).address == ClusterAddress(("a:1", "b:2"))
     assert SourceOptions.parse({**BASE, "useTls": "True"}).address == ClusterAddress(("a:1", "b:2"), tls=Tls())
     made = certificate(tmp_path).path
@@ -137,7 +136,6 @@ def test_queues_of_brokers_are_named_in_json() -> None:
 
 
 def test_page_describes_every_option_on_a_cluster() -> None:
-    """It also names no unknown option."""
     names = {*names_of(READ_OPTIONS), *names_of(WRITE_OPTIONS)}
     assert names >= NOT_ON_A_CLUSTER.keys() | OTHERWISE_ON_A_CLUSTER.keys()
     page = PAGE.read_text("utf-8")

@@ -37,7 +37,7 @@ NEEDS = {
 LIMITS = {"maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"}
 STREAMS = LIMITS | {"holdTimeoutMs", "consumeMode", "whenLocked"}
 HELD = {"realTime", "batchDuration", "realTimePartitions", "ledgerPath"}
-ROWS = {  # of the 8 rows of topic orders
+ROWS = {
     "subscribe": 10,
     "subscribePattern": 10,
     "startingOffsets": 6,
@@ -77,7 +77,6 @@ def options_with(option: Option, value: str, path: str) -> dict[str, str]:
 
 
 def read(option: Option, options: SourceOptions) -> int:
-    """Return the number of rows; of a stream, those in its first batch."""
     schema = default_schema(options.include_properties)
     if option.name not in STREAMS | HELD:
         batch_reader = MqBatchReader(options, schema)
@@ -107,7 +106,6 @@ def test_examples_of_read_options_work(option: Option, path: str, monkeypatch: p
 
 @pytest.mark.parametrize("option", WRITE_OPTIONS, ids=by_name)
 def test_examples_of_write_options_are_accepted(option: Option, path: str) -> None:
-    """`end_to_end/test_sink` checks their results."""
     given = {"path": path, option.name: option.example.replace("/data/mq", path)}
     assert WriteOptions.parse(given) != WriteOptions.parse({"path": path}) or option.name == "path"
 
@@ -125,7 +123,6 @@ def test_leaving_out_an_option_means_its_default(option: Option, path: str) -> N
 
 
 def table(options: Iterable[Option]) -> str:
-    """Return a table as it is on a page."""
     rows = (
         (f"`{each.name}`", f"`{each.default}`" if each.default else each.without, f"`{each.example}`", each.meaning)
         for each in options

@@ -66,8 +66,8 @@ def test_every_queue_is_served_in_turn(limit: int, backlog: list[int]) -> None:
         (1000, [[], []], 0, [0, 0]),
         (1000, [[100] * 3, [200] * 2], 0, [3, 2]),
         (1000, [[100] * 9, [100] * 9], 0, [5, 5]),
-        (1000, [[400, 400, 400], [90]], 0, [2, 1]),  # other queues use the rest of a share
-        (1000, [[5000, 100], [100] * 3], 0, [1, 0]),  # larger than the limit: alone, in its turn
+        (1000, [[400, 400, 400], [90]], 0, [2, 1]),
+        (1000, [[5000, 100], [100] * 3], 0, [1, 0]),
         (1000, [[5000, 100], [100] * 3], 1, [0, 3]),
         (1000, [[1000], [1000]], 0, [1, 0]),
     ],
@@ -83,7 +83,7 @@ def test_bytes_never_exceed_the_limit(limit: int, sizes: list[list[int]], turn: 
     used = sum(map(sum, taken))
     assert used <= limit or sum(counts) == 1
     assert sum(counts) > 0 or not any(sizes)
-    if used <= limit:  # the limit is used: no queue has a next message that would fit
+    if used <= limit:
         assert all(used + s[n] > limit for s, n in zip(sizes, counts, strict=True) if n < len(s))
 
 

@@ -35,8 +35,6 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 
 
 class Query:
-    """A stream, as Spark runs it."""
-
     def __init__(self, options: SourceOptions, start: Any = None) -> None:
         self.reader: MqStreamReader = stream_reader(options, default_schema(False))
         self.at = self.reader.initialOffset() if start is None else start

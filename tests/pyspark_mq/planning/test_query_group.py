@@ -96,7 +96,7 @@ def test_second_query_waits_and_continues_at_the_groups_offsets(reader: Readers,
     assert latest(other, start) == start
     following = latest(one, end)
     assert latest(other, start) == start
-    one.stop()  # the second batch was not committed
+    one.stop()
     theirs = latest(other, start)
     first = {Queue("orders", int(queue)): offset for queue, offset in end["orders"].items()}
     assert bare(theirs) == {"orders": {"0": 3, "1": 5}, "$start": {"orders": {"0": first[Q0], "1": first[Q1]}}}

@@ -1,5 +1,3 @@
-"""Warnings for queries that read nothing."""
-
 from __future__ import annotations
 
 import logging
@@ -23,7 +21,7 @@ def warned(filled: Filled, caplog: pytest.LogCaptureFixture, **options: str) -> 
     parsed = SourceOptions.parse({"path": filled.path, **options})
     with caplog.at_level(logging.WARNING, "pyspark_mq"), parsed.address.open() as log:
         queues = Queues(log, parsed)
-        assert queues.bounds_of_all() == queues.bounds_of_all()  # it warns once
+        assert queues.bounds_of_all() == queues.bounds_of_all()
     return [record.getMessage() for record in caplog.records]
 
 

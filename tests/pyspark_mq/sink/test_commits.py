@@ -148,7 +148,7 @@ def test_mark_is_newer_than_the_log_after_a_machine_crash(store: MessageStore, t
     mark = Path(store.path, "commits", QUERY, "mark.json")
     shutil.copy(mark, kept)
     assert json.loads(kept.read_text())["since"] == 3
-    with MessageStore.open(tmp_path / "before") as before:  # its records were not on the device
+    with MessageStore.open(tmp_path / "before") as before:
         before.create_topic("orders", 1)
         write(before, 0, query="other")
         before_mark = Path(before.path, "commits", QUERY, "mark.json")
@@ -161,7 +161,6 @@ def test_mark_is_newer_than_the_log_after_a_machine_crash(store: MessageStore, t
 
 @pytest.mark.parametrize("until", ["append", "end"])
 def test_batch_planned_again_is_refused(store: MessageStore, until: str) -> None:
-    """The checkpoint lost the files of its newest batch."""
     write(store, 7, until=until)
     with pytest.raises(CommitError, match=r"batch 7 .* with 1 rows for orders, and now comes with 31 rows for orders"):
         has(store, 7, rows=31)
@@ -207,9 +206,9 @@ def test_log_older_than_the_mark(store: MessageStore) -> None:
                 has(older, 7)
             with pytest.raises(CommitError, match=r"batch 7 was written, now comes batch 8, and the log has nothing"):
                 has(older, 8)
-            for batch in range(3):  # batches of other queries, past this batch's position
+            for batch in range(3):
                 write(older, batch, query="other")
-        write(older, 7, until="append")  # the batch exists, at another position
+        write(older, 7, until="append")
         shutil.copy(mark, copied)
         assert has(older, 7)
 
@@ -219,7 +218,6 @@ UNTIL = pytest.mark.parametrize("until", ["begin", "append", "end"])
 
 @contextmanager
 def put_back(store: MessageStore, name: str = "put back") -> Iterator[MessageStore]:
-    """Restore a copy of the store as it is now."""
     path = Path(store.path).parent / name
     shutil.copytree(store.path, path, ignore=shutil.ignore_patterns("abort", "lock"))
     with MessageStore.open(path) as it:
@@ -230,7 +228,6 @@ def put_back(store: MessageStore, name: str = "put back") -> Iterator[MessageSto
 def test_stream_refuses_a_store_older_than_its_checkpoint(
     store: MessageStore, caplog: pytest.LogCaptureFixture, until: str
 ) -> None:
-    """The batches between are lost."""
     for batch in range(7):
         write(store, batch, consecutive=True)
     write(store, 7, consecutive=True, until=until)
@@ -331,7 +328,7 @@ def test_one_process_commits_at_a_time(store: MessageStore, capfd: pytest.Captur
     assert ours.poll(PATIENCE)
     assert ours.recv() == "has"
     assert "another process commits for this query; waiting" in capfd.readouterr().err
-    process.kill()  # in the middle of it
+    process.kill()
     process.join()
     with commits_of(store).file.locked():
         pass

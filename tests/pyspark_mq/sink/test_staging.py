@@ -1,5 +1,3 @@
-"""Staged rows: the driver reads the tasks' files, and old rows are deleted."""
-
 from __future__ import annotations
 
 import os
@@ -19,7 +17,6 @@ from store.objects.any_objects import objects_at
 
 @pytest.fixture(params=["directory", "memory", "s3"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A place for staged rows."""
     if request.param == "memory":
         return f"memory://{uuid4().hex}/staging"
     return f"{request.getfixturevalue('bucket')}/staging" if request.param == "s3" else str(tmp_path / "staging")
@@ -69,11 +66,11 @@ def test_forget_deletes_other_batches_of_the_query_only(place: str) -> None:
         staging.begin(owner, run)
         staging.write(owner, run, "0-0", [("a", batch("1"))])
     others = [f"other.{q1}", f"q-group.{q1}"]
-    staging.forget("q", run_of_batch(9, "d"))  # a stream's commit does not know the run of its tasks
+    staging.forget("q", run_of_batch(9, "d"))
     assert list(objects_at(place, {}).names("")) == sorted(["batch.5", "batch.6", *others, f"q.{q10}"])
     staging.forget("batch", "5")
     assert list(objects_at(place, {}).names("")) == sorted(["batch.6", *others, f"q.{q10}"])
-    staging.forget("batch", "c")  # a write in foreachBatch failed
+    staging.forget("batch", "c")
     assert list(objects_at(place, {}).names("")) == sorted(["batch.6", *others])
 
 
@@ -97,7 +94,7 @@ def test_rows_unused_for_long_are_deleted_by_any_query(tmp_path: Path) -> None:
         staging = begun(tmp_path, owner, run)
         paths.append(tmp_path / staging.write(owner, run, "0-0", [("a", batch("1"))])[0])
     old = time.time() - RETENTION_SECONDS - 60
-    for path in (*paths[1:], *(path.parent / ".made" for path in paths)):  # the first has a new file
+    for path in (*paths[1:], *(path.parent / ".made" for path in paths)):
         os.utime(path, (old, old))
     staging.forget("q", run_of_batch(3, uuid4().hex))
     assert [path.exists() for path in paths] == [True, False, False]
@@ -105,7 +102,6 @@ def test_rows_unused_for_long_are_deleted_by_any_query(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [".ssh", "project.v1", "image.0123456789abcdef0123456789abcdef"])
 def test_foreign_files_are_kept(tmp_path: Path, name: str) -> None:
-    """stagingPath may be a directory that has other contents."""
     theirs = tmp_path / name / "file"
     theirs.parent.mkdir()
     theirs.write_text("theirs")
@@ -134,7 +130,7 @@ def test_task_cannot_write_after_its_run_ended(place: str) -> None:
         driver.forget("batch", "1")
         yield "a", batch("2")
 
-    with suppress(StagingError):  # in a directory its file was deleted while it wrote
+    with suppress(StagingError):
         task.write("batch", "1", "0-0", late())
     with pytest.raises(StagingError, match="cannot keep the rows of a write there"):
         task.write("batch", "1", "1-1", [("a", batch("3"))])

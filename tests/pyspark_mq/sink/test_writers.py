@@ -1,5 +1,3 @@
-"""All rows that tasks staged are appended, or none."""
-
 from __future__ import annotations
 
 import os
@@ -18,7 +16,7 @@ from store.format.topic_names import COMMITS_TOPIC
 
 
 def test_shortened_file_is_an_error(tmp_path: Path) -> None:
-    """The file was cut between two record batches, where it looks complete."""
+    """The file was cut between two record batches, so it looks complete."""
     with MessageStore.open(tmp_path) as store:
         store.create_topic("orders", 1)
     options = WriteOptions.parse({"path": str(tmp_path), "topic": "orders"})
@@ -53,7 +51,6 @@ def options_of(store: MessageStore, **more: str) -> WriteOptions:
 
 
 def staged(store: MessageStore, number: int, *bodies: str, run: str = "1", attempt: str = "a") -> TaskRows:
-    """Stage the rows of a batch's only task."""
     staging, folder = Staging(options_of(store).staging_path), run_of_batch(number, attempt)
     staging.begin(QUERY, folder)
     tables = [("orders", pa.record_batch({"body": list(bodies)}))] if bodies else []
@@ -138,7 +135,7 @@ def test_batch_planned_again_is_detected_by_its_checkpoint(
     plan = tmp_path / "offsets" / "7"
     plan.parent.mkdir()
     plan.write_text("one")
-    for run, bodies in (("1", ["a"]), ("2", ["b", "c"])):  # a nondeterministic query
+    for run, bodies in (("1", ["a"]), ("2", ["b", "c"])):
         commit(store, staged(store, 7, *bodies, run=run), **options)
     plan.write_text("another")
     with pytest.raises(CommitError, match="batch 7 of this query was written, and now comes planned again"):

@@ -114,7 +114,6 @@ def test_row_without_topic_or_body_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("others", [[], ["orders"]])
 def test_row_for_the_commits_topic_is_refused(others: list[str]) -> None:
-    """The row could hide a batch of another query."""
     topics = [*others, COMMITS_TOPIC]
     batch = pa.record_batch({"topic": topics, "body": ['{"batch": 3}'] * len(topics)})
     with pytest.raises(RowError, match=f"Topic {COMMITS_TOPIC} is for records of the store"):

@@ -23,12 +23,10 @@ def reader(filled: Filled, **options: Any) -> MqStreamReader:
 
 
 def bare(offset: dict[str, Any]) -> dict[str, Any]:
-    """Remove the fingerprints."""
     return {key: value for key, value in offset.items() if key != "$last"}
 
 
 def seen(filled: Filled, orders: dict[str, int]) -> dict[str, Any]:
-    """Return the offset of a query that has read topic orders up to these positions."""
     positions = positions_from_json({"orders": orders})
     with DirectoryAddress(filled.path).open() as log:
         return StreamOffset(positions, last=log.fingerprints(positions)).to_json()

@@ -1,5 +1,3 @@
-"""Tasks of real-time batches over real stores."""
-
 from __future__ import annotations
 
 import threading
@@ -56,7 +54,7 @@ def test_rows_are_returned_as_they_arrive(filled: Filled) -> None:
     begin = time.monotonic()
     arrival.start()
     batches = it.read(partition)
-    assert next(batches).num_rows == 1  # long before the batch ends
+    assert next(batches).num_rows == 1
     assert time.monotonic() - begin < 30
     batches.close()  # type: ignore[attr-defined]
 
@@ -89,7 +87,7 @@ def test_completed_batch_is_replayed_exactly(filled: Filled) -> None:
     again = reader(filled)
     begin = time.monotonic()
     assert run(again, again.partitions(again.initialOffset(), end)) == rows
-    assert time.monotonic() - begin < 30  # no hold: the ends are known
+    assert time.monotonic() - begin < 30
     assert latest(again, end)["$from"] == [{"orders": {"0": 3}}, {"orders": {"1": 5}}]
 
 
@@ -140,7 +138,6 @@ def test_concurrent_attempts_agree_or_one_fails(filled: Filled) -> None:
 
 
 def record(filled: Filled, *ends: int) -> TaskRecord:
-    """Return a record of a task that read its queues up to `ends`."""
     queues = [Queue("orders", queue_id) for queue_id in range(len(ends))]
     last = filled.store.fingerprints({queue: end - 1 for queue, end in zip(queues, ends, strict=True)})
     return TaskRecord(dict(zip(queues, ends, strict=True)), last=last)

@@ -35,7 +35,6 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def age(ledger: Path, days: float) -> None:
-    """Make everything in the ledger older."""
     for path in (*ledger.rglob("*"), ledger):
         times = path.lstat()
         os.utime(path, (times.st_atime, times.st_mtime - days * 86400), follow_symlinks=False)
@@ -148,7 +147,6 @@ def test_old_records_are_deleted(place: str) -> None:
 
 
 def test_passed_readers_are_pruned_in_any_place(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Object times cannot be changed, so the test makes new objects count as old."""
     ledger, objects = Ledger(place), objects_at(place, {})
     assert objects.names("") == {}
     for reader in (A, B, C):
@@ -173,7 +171,7 @@ def test_passed_readers_are_pruned_after_some_days(tmp_path: Path) -> None:
     for reader in (A, B, C):
         ledger.prepare(reader)
         ledger.record(TaskName(reader, 1, 0), record(1))
-    ledger.prepare(D)  # it was killed before it had a record
+    ledger.prepare(D)
     ledger.mark_passed(A)
     age(tmp_path, 6.9)
     ledger.mark_passed(B)
@@ -184,7 +182,7 @@ def test_passed_readers_are_pruned_after_some_days(tmp_path: Path) -> None:
     ledger.prune()
     assert {path.name for path in tmp_path.iterdir()} == {B, C}
     age(tmp_path, 6.9)
-    ledger.mark_passed(B)  # by a copy of the checkpoint
+    ledger.mark_passed(B)
     age(tmp_path, 6.9)
     ledger.prune()
     assert {path.name for path in tmp_path.iterdir()} == {B, C}

@@ -1,5 +1,3 @@
-"""The ledger on S3 servers that meet its requirements, or do not."""
-
 from __future__ import annotations
 
 import pickle
@@ -23,8 +21,6 @@ REFUSAL = b"<Error><Code>AccessDenied</Code><Message>no right to write</Message>
 
 
 class Altered:
-    """An S3 server with broken conditional writes."""
-
     def __init__(self, app: WSGI) -> None:
         self._app = app
         self.conditional = 0

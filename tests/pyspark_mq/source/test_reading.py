@@ -1,5 +1,3 @@
-"""Read one range in a task: waiting for messages, and missing messages."""
-
 from __future__ import annotations
 
 import threading
@@ -86,7 +84,6 @@ class Hurried(DirectoryLog):
 
 
 def test_empty_range_does_not_wait(filled: Filled) -> None:
-    """As with a queue that was recreated with fewer messages while a task held it."""
     reader = RangeReader(SourceOptions.parse({"path": filled.path, "subscribe": "orders"}), default_schema(False))
     wanted = QueueRange(Queue("orders", 0), 9, 9)
     with Hurried(MessageStore.open(filled.path, read_only=True)) as log:
@@ -105,10 +102,7 @@ def test_deleted_messages_are_data_loss(expired: Filled) -> None:
 
 def test_too_large_body_fails_the_query_or_is_null(filled: Filled) -> None:
     for result in filled.store.put_many(
-        [
-            Message("orders", zlib.compress(body), queue_id=0)
-            for body in (b"small", bytes(100 << 10), b"and on")  # queue offsets 3, 4, 5
-        ]
+        [Message("orders", zlib.compress(body), queue_id=0) for body in (b"small", bytes(100 << 10), b"and on")]
     ):
         mark(filled.store, result.physical_offset, 0x301)
     wanted = QueueRange(Queue("orders", 0), 2, 6)

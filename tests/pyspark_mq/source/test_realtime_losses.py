@@ -1,5 +1,3 @@
-"""Real-time batches over topics that are deleted or recreated, also while a task holds them."""
-
 from __future__ import annotations
 
 import shutil
@@ -44,7 +42,6 @@ class Held:
             self._take(next(self._batches))
 
     def go_on(self) -> None:
-        """Read to the end of the batch."""
         for batch in self._batches:
             self._take(batch)
 
@@ -88,7 +85,6 @@ def test_topic_recreated_in_a_held_batch_fails_a_strict_query(filled: Filled, co
 def test_empty_topic_recreated_while_a_batch_is_planned(
     tmp_path: Path, call: int, real_time: bool, is_known: bool
 ) -> None:
-    """Retention deleted its messages. The query has read the topic, or does not know it yet."""
     filled = Filled(tmp_path / "mq", {"orders": 1, "other": 1})
     filled.put("orders", 0, 5)
     filled.put("other", 0, 300, size=1000)
@@ -104,7 +100,7 @@ def test_empty_topic_recreated_while_a_batch_is_planned(
         log.call, log.count = call, 9
         planning = stream_reader(replace(it._options, address=OfOne(filled.path, log)), default_schema(False))
         end = latest(planning, start)
-        log.call = min(log.call, 1)  # meddle now, if there were fewer calls
+        log.call = min(log.call, 1)
         log.bounds([])
         rows = run(it, planning.partitions(start, end))
     if (following := latest(it, end)) != end:
@@ -195,7 +191,7 @@ def test_real_time_query_notices_a_replaced_store(filled: Filled) -> None:
     first = latest(it, start)
     run(it, it.partitions(start, first))
     second = latest(it, first)
-    assert first["$last"] == {}  # its queues were read from offset 0
+    assert first["$last"] == {}
     assert [tuple(last) for last in second["$last"]["orders"].values()] == [
         filled.store.fingerprint("orders", 0, 2),
         filled.store.fingerprint("orders", 1, 4),
@@ -214,7 +210,7 @@ def test_real_time_query_notices_a_replaced_store(filled: Filled) -> None:
         for real_time in (True, False):
             with pytest.raises(DataLossError, match=message):
                 latest(reader(filled, real_time=real_time), first)
-            with pytest.raises(DataLossError, match=message):  # repeated after the driver was killed
+            with pytest.raises(DataLossError, match=message):
                 reader(filled, real_time=real_time).partitions(first, second)
         accepting = reader(filled, failOnDataLoss="false")
         again = latest(accepting, first)

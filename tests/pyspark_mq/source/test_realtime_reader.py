@@ -1,5 +1,3 @@
-"""The reader of real-time batches over real stores, called as Spark calls it."""
-
 from __future__ import annotations
 
 import logging
@@ -90,7 +88,7 @@ def test_query_switches_between_real_time_and_micro_batches(filled: Filled) -> N
     rows = run(first, first.partitions(start, end))
 
     second = reader(filled, real_time=False)
-    assert latest(second, end) is end  # nothing new
+    assert latest(second, end) is end
     filled.put("orders", 0, 2)
     plain = latest(second, end)
     assert plain["orders"] == {"0": 5, "1": 5}
@@ -108,7 +106,7 @@ def test_query_switches_between_real_time_and_micro_batches(filled: Filled) -> N
 def test_micro_batches_finish_a_real_time_batch_without_holding(filled: Filled) -> None:
     first = reader(filled, batchDuration="1h")
     start = first.initialOffset()
-    end = latest(first, start)  # Spark logged it, then the query was killed
+    end = latest(first, start)
     second = reader(filled, real_time=False)
     assert run(second, second.partitions(start, end)) == sorted(filled.rows)
     assert latest(second, end) is end
@@ -153,12 +151,12 @@ def quick(filled: Filled, *, real_time: bool) -> MqStreamReader:
 
 
 runs = st.tuples(
-    st.integers(0, 3),  # which of the queries
+    st.integers(0, 3),
     st.booleans(),  # whether a copy of its checkpoint runs first, and the original later
-    st.booleans(),  # realTime
-    st.integers(0, 3),  # batches
+    st.booleans(),
+    st.integers(0, 3),
     st.integers(0, 40),  # the step at which the driver is killed
-    st.integers(0, 3),  # messages put before
+    st.integers(0, 3),
 )
 
 

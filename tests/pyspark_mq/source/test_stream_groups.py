@@ -1,5 +1,3 @@
-"""The streaming reader starts at a consumer group's offsets and commits its own progress."""
-
 from __future__ import annotations
 
 import os
@@ -91,7 +89,7 @@ def test_query_starts_at_the_groups_offsets(filled: Filled) -> None:
 
 
 def test_start_at_a_groups_offset_beyond_the_end_is_refused(filled: Filled, caplog: pytest.LogCaptureFixture) -> None:
-    filled.store.commit_offsets("readers", "orders", {0: 9})  # as restored from a backup of config/
+    filled.store.commit_offsets("readers", "orders", {0: 9})
     options = {"consumerGroup": "readers", "startingOffsets": "group"}
     with pytest.raises(OptionError, match=r"startingOffsets says 9 for orders/0, which ends at 3\. If"):
         first_batch(reader(filled, **options))

@@ -1,5 +1,3 @@
-"""The streaming reader over queues that are missing, or differ from those in the checkpoint."""
-
 from __future__ import annotations
 
 import json
@@ -80,7 +78,7 @@ def test_replaced_queue_is_data_loss(filled: Filled, tmp_path: Path, how: str, c
         filled.put("orders", 0, count - filled.store.max_offset("orders", 0))
         message = r"orders/0 from offset 6 on is lost: the queue has .* restored from a backup, .*failOnDataLoss"
         with pytest.raises(DataLossError, match=message):
-            latest(reader(filled), offset)  # idle or not
+            latest(reader(filled), offset)
         accepting = reader(filled, failOnDataLoss="false")
         end = latest(accepting, offset)
         anew = ["orders/1 [0, 5)"] if how == "made anew" else []
@@ -153,7 +151,7 @@ class Meddled(DirectoryLog):
     """A log whose topic is deleted and recreated by another process just before call number `call`; 1 is the next."""
 
     call = 0
-    count = 0  # messages of the recreated topic
+    count = 0
 
     def topics(self, *how: Any) -> Mapping[str, tuple[Queue, ...]]:
         self._meddle()
@@ -215,7 +213,7 @@ def test_topic_recreated_while_a_batch_is_planned(tmp_path: Path, call: int, cou
             second = latest(it, first)
         except DataLossError:
             return
-        log.call = min(log.call, 1)  # meddle now, if there were fewer calls
+        log.call = min(log.call, 1)
         log.bounds([])
         fill(path, 1)
         with pytest.raises(DataLossError, match="orders/0"):
@@ -234,7 +232,7 @@ def test_topic_recreated_during_planning_and_filled_later(tmp_path: Path, call: 
         log.call, log.count = call, 9
         planning = MqStreamReader(replace(it._options, address=OfOne(filled.path, log)), default_schema(False))
         end = latest(planning, start)
-        log.call = min(log.call, 1)  # meddle now, if there were fewer calls
+        log.call = min(log.call, 1)
         while log.call >= 0:
             log.bounds([])
         read = rows(it, start, end)

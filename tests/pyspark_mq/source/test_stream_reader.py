@@ -84,7 +84,6 @@ def test_idle_query_keeps_its_offset(filled: Filled) -> None:
 
 
 def test_driver_raises_for_a_new_owner(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A restarted query continues with the new owner, and later with the old one."""
     monkeypatch.setattr(log_end, "LOOK_SECONDS", 0.0)
     it = reader(filled, holdTimeoutMs="60000", **EARLIEST)
     end = latest(it, it.initialOffset())

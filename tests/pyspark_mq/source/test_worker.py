@@ -1,5 +1,3 @@
-"""The number of Spark's task slots, from its settings and in a task."""
-
 from __future__ import annotations
 
 import gc

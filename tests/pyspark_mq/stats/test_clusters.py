@@ -1,5 +1,3 @@
-"""Looks at a cluster, its metrics, and the lag of its queries, while one of two brokers is missing."""
-
 from __future__ import annotations
 
 import logging

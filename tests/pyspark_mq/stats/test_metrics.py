@@ -114,7 +114,6 @@ def test_counter_continues_in_a_recreated_topic(tmp_path: Path) -> None:
 
 
 def told(registry: CollectorRegistry, name: str, **labels: str) -> float:
-    """Return the sum over all clients."""
     every = [sample for metric in registry.collect() for sample in metric.samples if sample.name == name]
     return sum(each.value for each in every if labels.items() <= each.labels.items())
 

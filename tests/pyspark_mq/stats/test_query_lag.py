@@ -56,7 +56,7 @@ def test_real_time_batch_counts_from_its_begin() -> None:
         {"endOffset": None, "latestOffset": None},
         source({"orders": {"0": 5}}, {"orders": [1, 2]}),
         {"endOffset": "17", "latestOffset": "20"},
-        {"endOffset": '{"orders": {"0": 5}}', "latestOffset": '{"orders": {"0": 9}}'},  # Kafka's
+        {"endOffset": '{"orders": {"0": 5}}', "latestOffset": '{"orders": {"0": 9}}'},
         {"endOffset": '{"logOffset": 3}', "latestOffset": "null"},
     ],
 )
@@ -90,7 +90,6 @@ def test_deleted_messages_do_not_count(tmp_path: Path) -> None:
 
 
 def test_lag_of_a_cluster(tmp_path: Path) -> None:
-    """A cluster does not report message sizes, and a query's progress names brokers."""
     with (
         MessageStore.open(tmp_path / "mq") as store,
         serve(store, "127.0.0.1:0", config=BrokerConfig(brokerName="b")) as serving,

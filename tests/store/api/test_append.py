@@ -1,5 +1,3 @@
-"""Several tables and messages in one append: readers see all of it or none."""
-
 from __future__ import annotations
 
 import os
@@ -90,7 +88,6 @@ def test_append_of_several_tables_and_messages(store: MessageStore, reader: Mess
 
 @pytest.mark.parametrize("flush", [False, True])
 def test_nothing_is_visible_before_publication(store: MessageStore, reader: MessageStore, flush: bool) -> None:
-    """The append has 50 pieces over a dozen segments, some of which hold one record."""
     before, seen = everything(reader), []
 
     def pieces(first: int) -> Iterator[pa.Table]:
@@ -206,8 +203,6 @@ def test_wrong_tables_are_refused_by_add(store: MessageStore) -> None:
 
 
 def test_condition_prevents_a_second_append(store: MessageStore, reader: MessageStore) -> None:
-    """Forty threads append five batches concurrently."""
-
     def batch(number: int) -> None:
         append, key = store.begin(), f"query-{number}"
         append.add("t", table(*[f"{number}".encode()] * 3))
@@ -307,7 +302,6 @@ def test_stream_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
 
 
 def test_stream_that_was_read_in_part_is_refused(tmp_path: Path) -> None:
-    """As when a caller retries a failed append with the same stream."""
     table = pa.table({"body": [b"x"] * 100_000}, BODY)
     config = StoreConfig(lockTimeoutMillis=0)
     with MessageStore.open(tmp_path, config=config) as store, MessageStore.open(tmp_path) as other:

@@ -1,5 +1,3 @@
-"""Deleting a topic: its data, open readers, and the first offset of a recreated topic."""
-
 from __future__ import annotations
 
 import json
@@ -25,7 +23,7 @@ from store.format.layout import (
 from store.upkeep.verify import repair, verify
 from tests.takeover import broker
 
-ENTRIES = 5  # in a queue file
+ENTRIES = 5
 CONFIG = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=ENTRIES * 20)
 
 

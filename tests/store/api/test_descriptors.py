@@ -1,5 +1,3 @@
-"""A store needs few descriptors and keeps none of a deleted file."""
-
 from __future__ import annotations
 
 import gc
@@ -100,7 +98,7 @@ def test_append_without_a_descriptor_frees_some_for_the_next(tmp_path: Path) -> 
                 try:
                     store.put(Message("t", b"x", queue_id=left[-1]))
                     left.pop()
-                except StoreUnavailable:  # each failure frees descriptors
+                except StoreUnavailable:
                     failed += 1
                     assert failed < 10
             store.flush()

@@ -311,7 +311,6 @@ def test_sizes_are_lengths_of_records(orders: MessageStore) -> None:
 
 
 def test_tables_go_round_trip(orders: MessageStore) -> None:
-    """The properties repeat tags and keys."""
     orders.put(Message("orders", b"x", tags="paid", keys=("k",), properties={"p": "q"}, queue_id=0))
     names = ("body", "tags", "keys", "properties", "queueId", "flag", "bornTimestamp")
     first = pa.Table.from_batches(orders.scan("orders", 0, 0, 1, columns=names))
@@ -329,7 +328,6 @@ def test_wait_returns_after_a_put(orders: MessageStore) -> None:
 
 
 def test_several_threads_wait_concurrently(orders: MessageStore) -> None:
-    """Each thread sees every publication, woken only by its notification."""
     waiting, rounds = 4, 50
     steps = threading.Barrier(waiting + 1)
 

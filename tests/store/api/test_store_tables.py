@@ -134,7 +134,7 @@ def test_notebook_shows_errors(store: MessageStore) -> None:
         path.write_text("{")
     assert str(store.path / TOPICS_FILE) in store._repr_html_()
     assert repr(store) == f"<MessageStore.open('{store.path}'): open, CorruptStore>"
-    for path, content in zip(files, sound, strict=True):  # lets the store close
+    for path, content in zip(files, sound, strict=True):
         path.write_bytes(content)
 
 

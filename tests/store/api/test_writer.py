@@ -46,7 +46,6 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_closed_store_leaves_no_reference_cycle(path: Path) -> None:
-    """The last reference closes the files, without the garbage collector."""
     gc.collect()
     gc.disable()
     try:
@@ -62,7 +61,6 @@ def test_closed_store_leaves_no_reference_cycle(path: Path) -> None:
 
 @pytest.mark.parametrize("step", [Deliverer.stop, Flusher.stop])
 def test_interrupted_close_leaves_no_thread(path: Path, step: FunctionType) -> None:
-    """A leftover thread would write to a directory that other stores may own by then."""
     store, tracing, threads = MessageStore.open(path), sys.gettrace(), threading.active_count()
     store.put(Message("t", b"later", delay_level=18))
 

@@ -1,5 +1,3 @@
-"""Fixtures for the tests of failed flushes."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""Appends that fail or whose writer dies."""
-
 from __future__ import annotations
 
 import sys
@@ -56,7 +54,7 @@ def test_next_append_undoes_a_dead_one(path: Path, announced: int) -> None:
         assert bodies(reader) == before
         with MessageStore.open(path) as store:
             assert bodies(store) == before
-            for n in range(10, 60):  # overwrites the dead writer's bytes
+            for n in range(10, 60):
                 store.put(Message("t", f"{n}".encode(), queue_id=n % 2))
         after = bodies(reader)
     assert after == {(n % 2, n // 2): f"{n}".encode() for n in range(60)}
@@ -99,7 +97,6 @@ def test_many_threads_append_to_one_store(path: Path) -> None:
 
 
 def test_store_timestamps_never_decrease(path: Path) -> None:
-    """The clock is an hour ahead here, then correct again."""
     with MessageStore.open(path) as store:
         published = PublishedEnd(path, writable=True)
         ahead = published.store_timestamp + 3_600_000
@@ -109,7 +106,6 @@ def test_store_timestamps_never_decrease(path: Path) -> None:
 
 
 def test_wrong_clock_affects_a_single_message(path: Path) -> None:
-    """The clock is 325 years ahead for one put. Searches by time find the messages before and after that put."""
     with MessageStore.open(path) as store:
         published = PublishedEnd(path, writable=True)
         right = published.store_timestamp
@@ -140,7 +136,6 @@ def test_large_append_needs_several_writes(tmp_path: Path) -> None:
     ],
 )
 def test_table_that_fails_late_is_not_appended(tmp_path: Path, config: StoreConfig, body: bytes, message: str) -> None:
-    """The failure is in encoding the third piece of the table, or in placing it."""
     bodies = [b"fits"] * 60_000
     bodies[55_000] = body
     with MessageStore.open(tmp_path, config=config) as store:
@@ -156,7 +151,7 @@ def test_large_table_is_one_sequence(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 3)
         table = pa.table({"body": pa.array([n.to_bytes(4, "big") * 2500 for n in range(8000)], pa.binary())})
-        result = store.append_table("t", table)  # 80 MB: several pieces
+        result = store.append_table("t", table)
         for queue_id in range(3):
             rows = np.flatnonzero(result.queue_ids == queue_id)
             assert result.queue_offsets[rows].tolist() == list(range(len(range(queue_id, 8000, 3))))
@@ -298,7 +293,7 @@ def test_queue_file_lost_while_ends_are_saved_is_rebuilt(path: Path) -> None:
 
     ends = path / QUEUE_ENDS_FILE
     with MessageStore.open(path, config=replace(SMALL, flushIntervalCommitLog=3_600_000)) as store:
-        store.put_many([Message("t", b"x", queue_id=0, keys="k") for _ in range(8)])  # first keys: writes the ends
+        store.put_many([Message("t", b"x", queue_id=0, keys="k") for _ in range(8)])
         flusher = threading.Thread(target=flush)
         flusher.start()
         assert entered.wait(PATIENCE)

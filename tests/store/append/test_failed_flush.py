@@ -24,7 +24,6 @@ from tests.takeover import broker
 
 @pytest.mark.parametrize("number", range(1, 9))
 def test_any_failed_flush_stops_appends(path: Path, device: Device, number: int) -> None:
-    """From the log to the published end, even if the device recovers."""
     device.code = (errno.EIO, errno.ENOSPC, errno.EDQUOT)[number % 3]
     store = MessageStore.open(path)
     put(store, 10, 50)
@@ -94,7 +93,7 @@ def test_refused_messages_do_not_come_back(
             assert bodies(again) == expected
             assert again.query("t", "refused") == []
             put(again, 10, 11)
-            again.put_many([Message("t", bytes(600), queue_id=1)] * 20)  # the log grows past the refused append
+            again.put_many([Message("t", bytes(600), queue_id=1)] * 20)
             assert bodies(reader) == bodies(again), "nor to who had the files open that were made anew"
     check_log(path, 31)
 
@@ -218,7 +217,7 @@ def test_flusher_continues_after_a_lack_of_descriptors(tmp_path: Path, caplog: p
         assert "mq-flush" in [thread.name for thread in threading.enumerate()]
         store.put(Message("t", b"put afterwards"))
         wait(lambda: published.flushed_offset == store.confirm_offset)
-        assert caplog.text.count("nothing is flushed") < 10  # logs each error once, not on every attempt
+        assert caplog.text.count("nothing is flushed") < 10
 
 
 def wait(condition: Callable[[], bool]) -> None:

@@ -1,5 +1,3 @@
-"""Every store open on the directory sees a failed flush, and no other store does."""
-
 from __future__ import annotations
 
 import errno
@@ -124,7 +122,6 @@ def test_two_flushes_of_one_descriptor(
     *,
     archives: bool,
 ) -> None:
-    """Only one of the two flushes gets the error. The other must not return before the first has recorded it."""
     real_flush, has_heard, goes_on = os.fdatasync, threading.Event(), threading.Event()
 
     def flush(fd: int) -> None:

@@ -105,7 +105,7 @@ def test_queue_folder_without_files_has_no_end(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path, config=config) as store:
         store.create_topic("t", 2)
         with MessageStore.open(tmp_path, config=config) as other:
-            for _ in range(3):  # more bytes than the flusher scans in the log
+            for _ in range(3):
                 other.put(Message("t", bytes(2 << 20), queue_id=0))
             (tmp_path / "consumequeue/t/1").mkdir()
             store.flush()
@@ -135,7 +135,6 @@ def test_checkpoint_follows_the_flush(tmp_path: Path) -> None:
 
 
 def test_hanging_device_does_not_block_other_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The flushing thread may own the lock, for example to delete a topic."""
     real_flush, hangs, goes_on = os.fdatasync, threading.Event(), threading.Event()
 
     def flush(fd: int) -> None:

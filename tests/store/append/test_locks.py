@@ -41,7 +41,6 @@ def broker(tmp_path: Path) -> Iterator[Path]:
 
 
 def broker_starts(path: Path) -> bool:
-    """Return whether a broker could acquire its lock now."""
     command = [sys.executable, "-c", BROKER, str(path / "lock")]
     return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
 
@@ -222,7 +221,6 @@ def at_each_instruction(look: Callable[[], object], work: Callable[[], object]) 
 
 
 def test_owner_of_the_lock_after_a_leaver_is_last(tmp_path: Path) -> None:
-    """The leaver stops being a writer before it releases the lock."""
     leaving, other = StoreLock(tmp_path), StoreLock(tmp_path)
     for lock in (leaving, other):
         with lock.held():
@@ -260,7 +258,7 @@ def test_first_and_last_writer_are_detected(tmp_path: Path) -> None:
     second.close()
     assert first.is_last()
     third = StoreLock(tmp_path)
-    assert not third.join()  # the last writer is still open and shares the lock
+    assert not third.join()
     first.close()
     third.close()
 

@@ -1,5 +1,3 @@
-"""The log's end for readers of a live broker's directory, a dead broker's, and one that changes owners."""
-
 from __future__ import annotations
 
 import errno
@@ -265,7 +263,7 @@ def test_dying_writers_are_not_mistaken_for_a_broker(tmp_path: Path) -> None:
     end = LogEnd(path, CommitLog(path, SIZE, writable=False))
     command = [sys.executable, "-m", "tests.end_to_end.dying_writers", "random", str(path), "40"]
     looks = last = 0
-    for seed in range(7, 107):  # a busy machine may kill a round before it has written much
+    for seed in range(7, 107):
         with subprocess.Popen([*command, str(seed)], cwd=ROOT) as writers:
             while writers.poll() is None:
                 confirm_offset = end.confirm_offset
@@ -281,7 +279,6 @@ def test_dying_writers_are_not_mistaken_for_a_broker(tmp_path: Path) -> None:
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
-    """Return replacements for the log walk. Each serves one look and also does something else."""
     steps: Steps = []
 
     def walk_late(
@@ -329,7 +326,7 @@ def test_undone_append_during_a_check_is_no_new_owner(
                     put(ours, "never", 1)
             found = list(walk(log, begin))
             assert found[-1].end > published
-            ours.clean()  # repairs
+            ours.clean()
             return found
 
         steps.append(failed_and_undone)

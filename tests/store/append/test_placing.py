@@ -20,7 +20,6 @@ HOST = bytes([127, 0, 0, 1]), 10911
 
 
 def next_offsets() -> NextOffsets:
-    """Return next offsets for queues without files, some of which had messages."""
     found = NextOffsets(ConsumeQueues(Path(), 200, writable=False), 0, 0, {})
     found.update({("orders", queue_id): 5 * queue_id for queue_id in range(0, 8, 2)})
     return found

@@ -1,5 +1,3 @@
-"""How the writer picks a queue for a message without a queue id."""
-
 from __future__ import annotations
 
 import tempfile

@@ -1,5 +1,3 @@
-"""A store with two topics and small segments, and an archive directory."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator

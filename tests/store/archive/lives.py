@@ -1,5 +1,3 @@
-"""Recreate a topic, and read its archived messages."""
-
 from __future__ import annotations
 
 import json

@@ -50,7 +50,6 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def same(store: MessageStore, url: Path) -> None:
-    """Check that the archive has everything that the store has."""
     with ArchiveAddress(str(url)).open() as log:
         assert {topic: len(queues) for topic, queues in log.topics().items()} == store.topics()
         for queue in [queue for queues in log.topics().values() for queue in queues]:
@@ -143,7 +142,6 @@ def test_archived_records_get_a_new_property_crc(tmp_path: Path) -> None:
 
 
 def test_retention_waits_for_an_incomplete_first_archive(filled: Filled, tmp_path: Path) -> None:
-    """The first run may be slow or killed."""
     for _ in range(4):
         filled.put("orders", 0, 50, 1000)
         filled.put("orders", 1, 50, 1000)

@@ -40,7 +40,7 @@ def test_light_queues_with_records_of_other_queues(tmp_path: Path) -> None:
             here = [body for batch in batches for body in batch["body"]]
             for number in range(len(archived.log)):
                 first = archived.entries[number].base // 20
-                for left in (number, 0):  # the oldest entries are deleted as well, or not yet
+                for left in (number, 0):
                     cut = replace(archived, log=archived.log[number:], entries=archived.entries[left:])
                     it = place.queue(catalog.having(queue, cut), queue)
                     assert isinstance(it, FlatQueue)

@@ -57,7 +57,6 @@ def test_messages_equal_rocketmqs() -> None:
 
 
 def test_lookups_by_key_equal_rocketmqs(tmp_path: Path) -> None:
-    """A compacted index with several keys in each slot. Unindexed messages are not searched elsewhere."""
     said = [json.loads(line) for line in (GOLDEN / "tiered" / "5.5-index.jsonl").read_text("utf-8").splitlines()]
     theirs = {(each["key"], each["queueId"], each["queueOffset"]) for each in said if "queueId" in each}
     keys = [each["key"] for each in said if "queueId" not in each]
@@ -69,7 +68,7 @@ def test_lookups_by_key_equal_rocketmqs(tmp_path: Path) -> None:
         (index,) = copy.rglob(f"{INDEX}/*")
         (queues,) = (copy / cluster_folder("DefaultCluster") / "broker-a").glob("keyed")
         queues.rename(tmp_path / "away")
-        assert log.query(KeyQuery("keyed", "none")) == []  # the index rules it out, so no message is read
+        assert log.query(KeyQuery("keyed", "none")) == []
         os.truncate(index, 100)
         with pytest.raises(CorruptSegment, match="it ends before byte"):
             log.query(KeyQuery("keyed", "none"))

@@ -1,5 +1,3 @@
-"""Requests of a reader that waits for new archived messages."""
-
 from __future__ import annotations
 
 from collections import Counter

@@ -105,7 +105,7 @@ def test_lookups_equal_the_stores(it: ArchivedStore, tmp_path: Path) -> None:
         assert read < 0.7 * len(keys) * sum(each.length for each in everything(log))
         with pytest.raises(UnknownTopic, match="nowhere"):
             log.query(KeyQuery("nowhere", "k1"))
-    assert len(index_files(tmp_path / "archive")) == 1  # the small one was replaced
+    assert len(index_files(tmp_path / "archive")) == 1
 
 
 def test_newest_messages_of_several_queues_are_found(it: ArchivedStore) -> None:
@@ -241,7 +241,7 @@ def test_lookup_by_an_id_made_of_the_log_offset(it: ArchivedStore) -> None:
         assert [(m.queue_id, m.queue_offset) for m in log.with_id("orders", ids[1])] == [(0, 1), (1, 1)]
         assert log.with_keys([QueueRange(Queue("orders", 0), 0, 3)], ids[2:]) == [QueueRange(Queue("orders", 0), 2, 3)]
         assert log.with_id("orders", ids[0][:-8] + "00FFFFFF") == []
-        assert log.with_id("orders", ids[0][:-8] + "00000003") == []  # no record begins there
+        assert log.with_id("orders", ids[0][:-8] + "00000003") == []
 
 
 def test_truncated_or_changed_index_is_named(it: ArchivedStore, tmp_path: Path) -> None:

@@ -116,7 +116,6 @@ def test_two_stores_archive_concurrently_under_one_name(store: MessageStore, url
 
 
 def test_restored_store_continues_in_the_same_archive(store: MessageStore, url: str, tmp_path: Path) -> None:
-    """The original store then gets an error."""
     put(store, "orders", "old", 100)
     store.archive(url)
     restore(ArchiveAddress(url), tmp_path / "again" / "mq")

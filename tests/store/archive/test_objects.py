@@ -1,5 +1,3 @@
-"""Errors of the archive's file system name its URL, and failed writes do not count."""
-
 from __future__ import annotations
 
 import subprocess
@@ -24,8 +22,6 @@ from tests.filled import Filled
 
 
 class Bad(MemoryFileSystem):  # type: ignore[misc]
-    """A file system whose writes raise the errors in `wrong`."""
-
     protocol = "bad"
     store: dict[str, Any] = {}  # noqa: RUF012
     pseudo_dirs = [""]  # noqa: RUF012
@@ -51,8 +47,7 @@ def wrong() -> Iterator[list[Exception | None]]:
     Bad.wrong = []
 
 
-class ReadTimeoutError(OSError):
-    """Mimics the class of botocore."""
+class ReadTimeoutError(OSError): ...
 
 
 def test_missing_permission_names_the_url(filled: Filled, wrong: list[Exception | None]) -> None:
@@ -63,8 +58,7 @@ def test_missing_permission_names_the_url(filled: Filled, wrong: list[Exception 
     assert "secret" not in str(caught.value)
 
 
-class NoCredentialsError(Exception):
-    """Mimics the class of botocore."""
+class NoCredentialsError(Exception): ...
 
 
 def test_error_of_missing_credentials_has_a_remedy(filled: Filled, wrong: list[Exception | None]) -> None:

@@ -1,5 +1,3 @@
-"""A store's archive settings, and which messages stay until they are archived."""
-
 from __future__ import annotations
 
 import os

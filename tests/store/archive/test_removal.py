@@ -1,5 +1,3 @@
-"""Remove the archived messages of a deleted topic after the topic was recreated."""
-
 from __future__ import annotations
 
 import pickle
@@ -53,7 +51,6 @@ def test_filtered_scan_raises_if_its_topic_was_replaced(store: MessageStore, url
 
 
 def test_asking_about_no_queue_sends_no_request(store: MessageStore, url: str) -> None:
-    """Each task asks once a range."""
     store.put_many(Message("orders", b"") for _ in range(40))
     store.archive(url)
     with ArchiveAddress(url).open() as log:
@@ -67,8 +64,6 @@ def test_asking_about_no_queue_sends_no_request(store: MessageStore, url: str) -
 
 
 def test_reader_during_a_removal_sees_the_current_archive(store: MessageStore, url: str) -> None:
-    """It gets no error about a truncated object."""
-
     class Swapping(dict[Queue, int]):
         def __getitem__(self, queue: Queue) -> int:
             if not store.max_offset(queue.topic, queue.queue_id) < 40:
@@ -99,7 +94,7 @@ def test_other_queues_are_archived_before_the_recreated_one(store: MessageStore,
     assert (done.forgotten, done.messages) == (30, count)
     assert archived(url) == named("new", count)
     put(store, "orders", "more", 4)
-    assert store.archive(forget=["orders"])[:1] == (4,)  # these runs forget nothing
+    assert store.archive(forget=["orders"])[:1] == (4,)
     assert archived(url) == named("new", count) + named("more", 4)
     with ArchiveAddress(url).open() as log:
         for key in ("old7", "new7", "more3"):
@@ -239,7 +234,6 @@ def test_reader_of_the_archive_detects_a_replaced_topic(store: MessageStore, url
 
 
 def test_copy_during_a_removal_is_of_one_topic_only(store: MessageStore, url: str, tmp_path: Path) -> None:
-    """The copy is of the old or the new archive, or it fails."""
     store.create_topic("orders", 2)
     for queue_id in range(2):
         put(store, "orders", "first", 5, queue_id)
@@ -249,7 +243,7 @@ def test_copy_during_a_removal_is_of_one_topic_only(store: MessageStore, url: st
         put(store, "orders", "second", 5, queue_id)
 
     def progress(done: int, total: int) -> None:
-        if done == 5:  # of the first queue
+        if done == 5:
             assert store.archive(forget=["orders"]).forgotten == 10
 
     with pytest.raises(OffsetLost, match="not archived any more"):

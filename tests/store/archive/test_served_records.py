@@ -1,5 +1,3 @@
-"""Ids of archived messages as a server's clients see them."""
-
 from __future__ import annotations
 
 import numpy as np

@@ -68,7 +68,7 @@ def put(path: Path, name: str) -> None:
             except UnknownTopic:
                 store.create_topic(TOPIC, QUEUES)
             sys.stdout.flush()
-            time.sleep(0.003)  # leave the lock to the deleter now and then
+            time.sleep(0.003)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,3 @@
-"""Delete a topic while other stores in this and other processes put into it and read it."""
-
 from __future__ import annotations
 
 import shutil
@@ -17,7 +15,7 @@ from store.format.layout import DELETED_DIR, PUBLISHED_END_FILE, TOPICS_FILE
 from store.upkeep import deletion
 from store.upkeep.verify import verify
 
-ENTRIES = 5  # per queue file
+ENTRIES = 5
 CONFIG = StoreConfig(
     mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=ENTRIES * 20, maxHashSlotNum=50, maxIndexNum=400
 )
@@ -86,7 +84,7 @@ def test_writers_continue_at_the_old_end(
     assert ends.of == {("t", 0): 2 * before + after + 2, ("other", 0): 1}
     assert verify(path).findings == []
     for file in (PUBLISHED_END_FILE, "nothing"):
-        (path / file).unlink(missing_ok=True)  # optionally force a rebuild from the log
+        (path / file).unlink(missing_ok=True)
         with MessageStore.open(path) as store:
             assert bodies(store) == [*new(after), b"more 0", b"more 0"]
 
@@ -134,7 +132,6 @@ def test_running_append_fails_if_the_new_topic_lacks_its_queue(
 def test_joining_and_idle_writers_continue_at_the_old_end(
     path: Path, stores: tuple[MessageStore, MessageStore]
 ) -> None:
-    """Their cached ends are older or newer than the deletion."""
     store, idle = stores
     for round_ in range(3):
         put(store, "old", 12 - round_)
@@ -153,7 +150,6 @@ def test_joining_and_idle_writers_continue_at_the_old_end(
 
 
 def test_dead_deletion_is_finished_by_the_next_open_or_append(tmp_path: Path) -> None:
-    """The process died after it wrote the entry in the table."""
     path = tmp_path / "mq"
     with MessageStore.open(path, config=CONFIG) as store:
         store.create_topic("t", 1)

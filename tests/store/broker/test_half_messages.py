@@ -1,5 +1,3 @@
-"""Progress of half messages, and unreadable half messages."""
-
 from __future__ import annotations
 
 import threading
@@ -59,7 +57,7 @@ def test_damaged_half_message_does_not_block_others(tmp_path: Path, caplog: pyte
     (segment,) = (tmp_path / "commitlog").iterdir()
     content = bytearray(segment.read_bytes())
     for number in (1, 3):
-        content[halves[number].physical_offset + 88] ^= 1  # in its body
+        content[halves[number].physical_offset + 88] ^= 1
     segment.write_bytes(content)
     with MessageStore.open(tmp_path) as store:
         transactions = Transactions(store, "sellers")

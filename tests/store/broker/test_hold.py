@@ -1,5 +1,3 @@
-"""The hold service: which requests it wakes, and when, with real stores and processes."""
-
 from __future__ import annotations
 
 import os
@@ -49,8 +47,6 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
 
 
 class Holding:
-    """A service, and the requests it woke, in order."""
-
     def __init__(self, store: MessageStore) -> None:
         self.service = PullRequestHoldService(store)
         self.events: Events = SimpleQueue()
@@ -326,7 +322,7 @@ def test_check_without_descriptors_does_not_end_the_service(
                 with pytest.raises(StoreUnavailable, match="Too many open files"):
                     assert reader.confirm_offset
                 assert thread is not None
-                thread.join(0.3)  # it keeps checking
+                thread.join(0.3)
                 assert thread.is_alive()
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, limits)

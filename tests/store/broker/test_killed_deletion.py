@@ -1,5 +1,3 @@
-"""Kill a process at any step of deleting a topic, while others put into it."""
-
 from __future__ import annotations
 
 import os
@@ -80,7 +78,7 @@ def test_deletion_killed_at_any_step_while_others_put(
     left = {(queue, offset): body for at, (queue, offset, body) in acknowledged.items() if at >= deleted}
     assert len(left) == len({at for at in acknowledged if at >= deleted})
     for file in (PUBLISHED_END_FILE, "nothing"):
-        (path / file).unlink(missing_ok=True)  # optionally force a rebuild from the log
+        (path / file).unlink(missing_ok=True)
         with MessageStore.open(path) as store:
             found = dict[tuple[int, int], bytes]()
             if TOPIC in store.topics():

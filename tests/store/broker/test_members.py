@@ -150,7 +150,7 @@ def test_truncated_and_foreign_files_do_not_block_members(group: DirectoryGroup,
     """Offsets that the dead member wrote before still count. A process that deletes a topic reads all of these files
     under the lock."""
     folder = tmp_path / "consumers/g"
-    signal.alarm(30)  # only this signal ends a read that blocks
+    signal.alarm(30)
     try:
         with group.join(EVERYTHING) as one:
             one.lock([Queue("t", 0)])
@@ -261,7 +261,6 @@ sys.stdin.read()
 
 @pytest.fixture
 def broker(group: DirectoryGroup) -> Iterator[None]:
-    """Run a process that holds the directory's lock as a broker does."""
     command = [sys.executable, "-c", BROKER, str(group.path / "lock")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -42,7 +42,7 @@ def test_first_retry_waits_at_level_three(store: MessageStore) -> None:
     placed = send_back(store, "workers", failed)
     waiting = messages(store, SCHEDULE_TOPIC, 2)
     assert placed.physical_offsets.tolist() == [each.physical_offset for each in waiting]
-    assert len({each.store_timestamp for each in waiting}) == 1  # in one append
+    assert len({each.store_timestamp for each in waiting}) == 1
     for was, now in zip(failed, waiting, strict=True):
         assert (now.body, now.flag, now.born_timestamp, now.born_host) == (
             was.body,
@@ -67,7 +67,6 @@ def test_first_retry_waits_at_level_three(store: MessageStore) -> None:
 
 @pytest.mark.parametrize(("times", "level", "queue"), [(1, 0, 3), (14, 0, 16), (15, 0, 17), (1, 5, 4), (1, 99, 17)])
 def test_later_retries_wait_longer(store: MessageStore, times: int, level: int, queue: int) -> None:
-    """A requested level takes precedence, up to the last one."""
     failed = messages(store, "orders")[:1]
     for number in range(times):
         send_back(store, "workers", failed, level=1, max_reconsume_times=100)
@@ -81,7 +80,6 @@ def test_later_retries_wait_longer(store: MessageStore, times: int, level: int, 
 
 
 def test_message_becomes_a_dead_letter_after_its_last_retry(store: MessageStore) -> None:
-    """Only some of a batch may be dead letters; the answers keep the order of the messages."""
     fresh, other, again = messages(store, "orders")
     send_back(store, "workers", [again], level=1)
     again = messages(store, SCHEDULE_TOPIC, 0)[0]
@@ -121,7 +119,7 @@ def test_archived_message_is_sent_back(store: MessageStore, tmp_path: Path) -> N
     there = {each.physical_offset for queue_id in (0, 1) for each in messages(store, "orders", queue_id)}
     assert {each.physical_offset for each in failed} <= there
     failed.append(failed[2]._replace(physical_offset=1 << 40, queue_offset=3))
-    failed[4:4] = messages(store, "orders")[1:2]  # this record is at its log offset
+    failed[4:4] = messages(store, "orders")[1:2]
     for level, topic, queue_id in ((2, SCHEDULE_TOPIC, 1), (-1, DEAD, 0)):
         placed = send_back(store, "workers", failed, level=level)
         came = messages(store, topic, queue_id)

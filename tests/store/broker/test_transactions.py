@@ -1,5 +1,3 @@
-"""Half messages are invisible, end once despite kills, and are checked while open."""
-
 from __future__ import annotations
 
 import os
@@ -146,7 +144,7 @@ def test_open_transactions_are_checked(store: MessageStore) -> None:
     transactions = Transactions(store, "sellers")
     halves = transactions.prepare(orders(*range(7)))
     transactions.commit(halves[6:])
-    assert transactions.check(decide) == 0  # they are too young to be checked
+    assert transactions.check(decide) == 0
     assert Transactions(store, "sellers").check(decide, immunity=-1) == 6
     assert asked == [b"0", b"1", b"2", b"3", b"4", b"5"]
     assert bodies(store) == [b"0", b"3", b"6"]
@@ -154,7 +152,7 @@ def test_open_transactions_are_checked(store: MessageStore) -> None:
     assert transactions.check(decide, immunity=-1) == 2
     assert asked == [b"2", b"5"]
     assert [each.properties["TRANSACTION_CHECK_TIMES"] for _, each in transactions.open(-1)] == ["2", "2"]
-    assert store.consumer_offset(TRANSACTIONS_GROUP, HALF_TOPIC, 0) in (None, 0)  # the other group's queue comes first
+    assert store.consumer_offset(TRANSACTIONS_GROUP, HALF_TOPIC, 0) in (None, 0)
     assert Transactions(store, "others").check(decide=lambda message: Outcome.ROLL_BACK, immunity=-1) == 1
     assert transactions.check(decide, immunity=-1, max_checks=3) == 2
     assert bodies(store, UNDECIDED_TOPIC) == [b"2", b"5"]
@@ -366,7 +364,6 @@ with MessageStore.open(path) as store:
 
 
 def test_each_transaction_ends_once_despite_kills(tmp_path: Path) -> None:
-    """Two sellers decide about each other's transactions and are killed meanwhile."""
     path = tmp_path / "mq"
     with MessageStore.open(path) as store:
         store.create_topic("orders", 2)

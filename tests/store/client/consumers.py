@@ -1,5 +1,3 @@
-"""Fixtures and helpers for consumer tests."""
-
 from __future__ import annotations
 
 import threading
@@ -33,8 +31,6 @@ def config(**settings: Any) -> ConsumerConfig:
 
 
 class Seen:
-    """A listener that records its calls."""
-
     def __init__(self, react: Callable[[ReceivedMessage], None] = lambda message: None) -> None:
         self.lock = threading.Lock()
         self.messages: list[ReceivedMessage] = []
@@ -59,7 +55,6 @@ class Seen:
 
 
 def has_done(consumer: Consumer, topic: Iterable[Queue]) -> set[int]:
-    """Return the ids of the consumer's queues of a topic."""
     return set(consumer._member.committed({*topic} & {*consumer.assigned}).values())
 
 

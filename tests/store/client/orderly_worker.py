@@ -21,7 +21,7 @@ def main(path: str, file: str) -> None:
     def listener(messages: Sequence[ReceivedMessage]) -> None:
         for message in messages:
             os.write(out, b"%d %d %d\n" % (message.queue_id, message.queue_offset, os.getpid()))
-            time.sleep(0.001)  # so that a kill finds messages in hand
+            time.sleep(0.001)
 
     config = ConsumerConfig(
         consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,

@@ -1,5 +1,3 @@
-"""A store for producer tests, its contents, and a block on appends."""
-
 from __future__ import annotations
 
 import threading

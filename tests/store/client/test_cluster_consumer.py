@@ -1,5 +1,3 @@
-"""Consumers of a served store that know only the name server's address."""
-
 from __future__ import annotations
 
 import shutil
@@ -127,7 +125,6 @@ def _ends(store: MessageStore) -> Iterator[tuple[Queue, int]]:
 def test_consumer_survives_an_outage_of_the_cluster(
     store: MessageStore, cluster: ClusterAddress, consumers: ExitStack
 ) -> None:
-    """The offsets of messages in hand are committed to the restarted server."""
     held = threading.Event()
     with serve(store, "127.0.0.1:0") as serving:
         put(store, range(20))
@@ -156,7 +153,6 @@ def test_outage_longer_than_the_timeout_ends_the_consumer(store: MessageStore) -
 
 @pytest.mark.parametrize(("count", "is_served"), [(8, True), (80, True), (8, False)])
 def test_consumer_continues_in_a_recreated_topic(store: MessageStore, count: int, is_served: bool) -> None:
-    """The group starts at the first message of the new topic."""
     put(store, range(40))
     serving = serve(store, "127.0.0.1:0")
     address = ClusterAddress((serving.address,))
@@ -194,8 +190,6 @@ def test_cluster_is_named_by_its_url(store: MessageStore, cluster: ClusterAddres
 
 @pytest.mark.parametrize("orderly", [False, True])
 def test_consumer_reads_two_brokers(tmp_path: Path, consumers: ExitStack, orderly: bool) -> None:
-    """Each broker keeps its own queues, offsets, locks and retried messages."""
-
     def fail(message: ReceivedMessage) -> None:
         if message.body in (b"3", b"103") and message.reconsume_times == 0:
             raise ReconsumeLater(delay_level=1)

@@ -17,7 +17,6 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 
 
 def stored(pair: Pair) -> dict[str, bytes]:
-    """Return the body of each message by message id."""
     tables = [store.to_arrow("t", ["msgId", "body"]).read_all() for store in pair.stores.values()]
     return {row["msgId"]: row["body"] for table in tables for row in table.to_pylist()}
 

@@ -70,7 +70,6 @@ def test_orderly_consumer_keeps_the_order_of_each_queue(store: MessageStore) -> 
 
 
 def test_concurrent_calls_do_not_wait_for_each_other(store: MessageStore) -> None:
-    """Of two messages in one queue, the first call returns only after the second has started."""
     second = threading.Event()
     seen = Seen(lambda message: second.set() if message.body == b"4" else second.wait(60) and None)
     put(store, [0, 4])
@@ -233,7 +232,6 @@ def test_corrupt_record_ends_the_consumer(store: MessageStore, caplog: pytest.Lo
 
 @pytest.mark.parametrize("expression", ["*", "even || odd"])
 def test_lost_segment_ends_the_consumer(store: MessageStore, expression: str) -> None:
-    """The queues begin before the lost messages, so the consumer must not skip them."""
     for first in range(0, 40, QUEUES):
         put(store, range(first, first + QUEUES), properties={"p": "x" * 5000})
     middle = sorted((store.path / "commitlog").iterdir())[1]

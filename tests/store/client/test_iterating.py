@@ -77,7 +77,6 @@ def test_forked_child_iterates_over_nothing(store: MessageStore) -> None:
 
 @pytest.mark.parametrize("is_left", [False, True])
 def test_forked_child_waits_for_no_thread_of_its_parent(store: MessageStore, is_left: bool) -> None:
-    """The parent's thread was inside a queue call at the fork. The child continues its loop or leaves it."""
     put(store, range(40))
     with Consumer(store.path, "g", "t", config=config()) as consumer:
         begun = iter(consumer)
@@ -194,7 +193,6 @@ def test_cancelled_task_loses_no_message(store: MessageStore) -> None:
 
 
 def test_iteration_closed_by_its_own_loop_ends(store: MessageStore) -> None:
-    """The message in hand is delivered again."""
     put(store, range(0, 20, QUEUES))
     found: list[int] = []
     for _ in range(2):

@@ -24,8 +24,6 @@ ROOT = Path(__file__).parents[3]
 
 
 class Workers:
-    """Consumer processes; `killed` has the ids of the killed ones."""
-
     def __init__(self, store: Path, file: Path) -> None:
         self._program = [sys.executable, "-m", "tests.store.client.orderly_worker", str(store), str(file)]
         self.living: list[subprocess.Popen[bytes]] = []
@@ -44,7 +42,7 @@ class Workers:
     def stop(self, chance: random.Random) -> None:
         worker = self._one(chance)
         assert worker.stdout is not None
-        if worker.stdout.readline():  # the signal handler is installed from here on
+        if worker.stdout.readline():
             worker.terminate()
         assert worker.wait(120) == 0
 

@@ -166,7 +166,6 @@ def test_messages_of_a_sharding_key_keep_their_order(store: MessageStore) -> Non
 
 
 def test_batch_is_published_at_once(store: MessageStore) -> None:
-    """A reader that checks on every growth of the log sees all of it or nothing."""
     with Producer(store) as producer:
         with nobody_appends(store):
             producer.send("t", "first")

@@ -1,5 +1,3 @@
-"""Limits of a producer's buffer, and the callers that wait for space in it."""
-
 from __future__ import annotations
 
 import threading
@@ -47,7 +45,7 @@ def test_message_waits_until_the_batch_is_full(store: MessageStore) -> None:
         time.sleep(0.02)
         assert not first.done()
         for _ in range(4):
-            producer.send("u", bytes(1000))  # each has a header too
+            producer.send("u", bytes(1000))
         assert first.result(PATIENCE / 2).queue_offset == 0
 
 

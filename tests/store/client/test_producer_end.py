@@ -1,5 +1,3 @@
-"""How a producer ends: closed, dropped, forked, or with its store or program."""
-
 from __future__ import annotations
 
 import os
@@ -50,7 +48,6 @@ def test_given_store_stays_open(store: MessageStore) -> None:
 
 
 def test_no_message_is_accepted_and_lost_during_close(store: MessageStore) -> None:
-    """Every accepted message is stored; every other call raised."""
     for _ in range(5):
         producer, taken, begun = Producer(store.path), [], threading.Event()
 

@@ -34,7 +34,7 @@ def test_refused_message_fails_alone(store: MessageStore, producer: Producer) ->
     sent = [producer.send("u", str(n), tags="a|b" if n == 77 else "good") for n in range(500)]
     with pytest.raises(MessageRefused, match=r"tag 'a\|b'"):
         sent[77].result(PATIENCE)
-    producer.flush()  # the error was already raised
+    producer.flush()
     expected = [str(n).encode() for n in range(500) if n != 77]
     assert bodies(store, "u") == expected
     assert [future.result().queue_offset for n, future in enumerate(sent) if n != 77] == list(range(499))
@@ -147,7 +147,7 @@ def test_flush_and_close_raise_the_error_of_the_thread(store: MessageStore, monk
         with monkeypatch.context() as patched:
             patched.setattr(Buffer, "take", take)
             producer = Producer(store.path, linger=60)
-            with suppress(StoreClosed):  # it has already ended
+            with suppress(StoreClosed):
                 producer.send("u", b"never appended")
             with pytest.raises(MemoryError, match="none left"):
                 verb(producer)
@@ -175,7 +175,7 @@ def test_futures_raise_the_error_of_the_thread(
                 future.result(PATIENCE)
         with pytest.raises(StoreClosed):
             producer.send("t", "never appended")
-    with suppress(MemoryError):  # otherwise every future raised it
+    with suppress(MemoryError):
         producer.close()
     assert bodies(store, "t") + bodies(store, "u") == []
 

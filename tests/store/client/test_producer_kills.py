@@ -1,5 +1,3 @@
-"""Kill producers: each acknowledged message is stored once and in the order of its key."""
-
 from __future__ import annotations
 
 import os
@@ -15,7 +13,7 @@ from tests.end_to_end.test_kill import ROOT, acknowledged_in, bodies
 from tests.store.client.killed_producer import KEYS, QUEUES, TOPIC
 from tests.waiting import until
 
-COUNT = 6000  # messages of a named producer
+COUNT = 6000
 ROUNDS = int(os.environ.get("MQ_PRODUCER_KILLS", "2"))
 AT_ONCE = 2
 SMALL = StoreConfig(mappedFileSizeCommitLog=1 << 18, mappedFileSizeConsumeQueue=20_000, maxMessageSize=4096)
@@ -43,7 +41,7 @@ def test_producers_killed_at_random_moments(tmp_path: Path) -> None:
             for producer in producers:
                 producer.kill()
                 assert producer.wait() < 0
-    with MessageStore.open(path):  # opening repairs the store after the kill
+    with MessageStore.open(path):
         pass
     assert verify(path).findings == []
     with MessageStore.open(path, read_only=True) as store:

@@ -1,5 +1,3 @@
-"""Named producers append every message exactly once."""
-
 from __future__ import annotations
 
 import errno
@@ -255,7 +253,6 @@ def test_recreated_topic_has_no_sequence(tmp_path: Path, is_closed: bool) -> Non
 @pytest.mark.parametrize("is_found", [True, False])
 @pytest.mark.parametrize("is_open", [True, False])
 def test_topic_recreated_while_its_producer_is_open(store: MessageStore, is_open: bool, is_found: bool) -> None:
-    """Messages sent to the recreated topic are stored although their sequence numbers repeat."""
     if is_found:
         with Producer(store.path, "p") as producer:
             producer.send("t", "old", sequence=3).result(PATIENCE)

@@ -1,5 +1,3 @@
-"""The messages that are pulled into memory, their limits, and the order in which they are given out."""
-
 from __future__ import annotations
 
 import math
@@ -28,8 +26,6 @@ QUEUE = Queue("t", 0)
 
 
 class Pulling:
-    """A store of one queue, its puller, and the committed offsets."""
-
     def __init__(self, path: Path) -> None:
         self.store = MessageStore.open(path)
         self.store.create_topic("t", 1)
@@ -143,7 +139,6 @@ def test_skipped_messages_are_acknowledged_during_a_long_scan(
 
 
 def test_queue_restarts_before_the_pulled_messages(pulling: Pulling) -> None:
-    """As after a reset, while the old pull still waits for messages after its end."""
     pulling.put(10)
     queue = pulling.pull(100, 1 << 20)
     for begin in (0, 5, 0, 9, 2):
@@ -165,7 +160,6 @@ def requests(pulling: Pulling) -> list[HeldRequest]:
 
 
 def test_old_queue_with_space_again_does_not_replace_the_new(pulling: Pulling) -> None:
-    """The last message of the old queue is finished only after the queue was restarted."""
     pulling.put(10)
     before = pulling.pull(100, 1 << 20)
     until(lambda: before.pulled == 10)
@@ -232,7 +226,7 @@ def test_delayed_message_is_given_to_any_waiting_thread(pulling: Pulling) -> Non
         taker.start()
     until(lambda: len(pulling.queues._changed._waiters) == 2)
     pulling.queues.give_back(taken, 0.5)
-    until(lambda: len(pulling.queues._changed._waiters) == 2)  # until then there is one waiter
+    until(lambda: len(pulling.queues._changed._waiters) == 2)
     pulling.store.create_topic("t", 2)
     pulling.queues.add(ProcessQueue(Queue("t", 1), 0, 100, 1 << 20), pulling.puller.pull)
     pulling.store.put(Message("t", b"x", queue_id=1))

@@ -75,7 +75,7 @@ def test_queues_keep_their_owner_while_close_waits_for_a_call(
         close = threading.Thread(target=one.close)
         close.start()
         until(lambda: one._queues.is_closed)
-        for _ in range(3):  # the first step may have started earlier
+        for _ in range(3):
             since = time.monotonic()
             until(lambda: min(one._member._member_files.entry.claims.values()) > since)  # type: ignore[attr-defined] # noqa: B023
         hold.set()
@@ -136,7 +136,6 @@ def test_reset_beyond_the_end_reaches_an_active_group(store: MessageStore) -> No
 def test_last_reset_counts_although_an_old_call_still_runs(
     store: MessageStore,
 ) -> None:
-    """An orderly queue restarts only when none of its messages is in hand."""
     put(store, range(40))
     began, hold = threading.Event(), threading.Event()
 

@@ -91,7 +91,7 @@ def test_extreme_times_are_read_alike(tmp_path: Path, at: int) -> None:
     with MessageStore.open(tmp_path / "mq") as store:
         store.create_topic("t", 1)
         append = store.begin()
-        append.add_messages([Message("t", b"x")], {"born_timestamp": at})  # clients of a broker may store such a time
+        append.add_messages([Message("t", b"x")], {"born_timestamp": at})
         append.publish()
         ((of_scan,),) = received(store, "t", 0)
         found = DirectoryLog(store).few(QueueRange(Queue("t", 0), 0, 1))
@@ -107,7 +107,7 @@ def test_few_returns_all_messages_or_none(tmp_path: Path) -> None:
         store.put_many([Message("t", b"x" * 100_000) for _ in range(5)])
         log = DirectoryLog(store)
         assert len(log.few(QueueRange(Queue("t", 0), 1, 3)) or ()) == 2
-        assert log.few(QueueRange(Queue("t", 0), 0, 5)) is None  # more bytes than maxTransferBytesOnMessageInMemory
+        assert log.few(QueueRange(Queue("t", 0), 0, 5)) is None
         assert log.few(QueueRange(Queue("t", 0), 3, 6)) is None
 
 

@@ -1,5 +1,3 @@
-"""Transactional messages: any live member of the group is asked about open transactions."""
-
 from __future__ import annotations
 
 import logging
@@ -150,7 +148,6 @@ def test_one_member_of_a_group_checks_at_a_time(store: MessageStore) -> None:
 
 
 def test_transaction_ended_by_another_member_is_an_error(store: MessageStore) -> None:
-    """The transaction was open longer than the group's limit."""
     with TransactionProducer(
         store, GROUP, lambda message: Outcome.COMMIT, check_interval=0.01, immunity=0.0
     ) as producer:
@@ -206,7 +203,6 @@ with TransactionProducer(path, "sellers", None.__class__) as producer:
 def test_producer_killed_between_half_message_and_commit(
     store: MessageStore, tmp_path: Path, dies_before: bool
 ) -> None:
-    """Another process of the group, started before or after, checks whether the local transaction was done."""
     done = tmp_path / "done"
     asked = []
 

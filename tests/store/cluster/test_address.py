@@ -43,7 +43,6 @@ accounts:
 
 
 def test_cluster_requires_signed_requests(tmp_path: Path) -> None:
-    """It accepts RocketMQ's clients, and signs requests as they do."""
     (tmp_path / "plain_acl.yml").write_text(ACCOUNTS)
     access = Access.load(tmp_path / "plain_acl.yml")
     with MessageStore.open(tmp_path / "mq") as store, serve(store, "127.0.0.1:0", access=access) as serving:

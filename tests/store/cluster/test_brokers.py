@@ -22,7 +22,6 @@ COUNT, COPIED = 10, 7
 
 @pytest.fixture
 def names() -> Iterator[Moody]:
-    """A name server of one broker."""
     it = Moody()
     yield it
     it.close()

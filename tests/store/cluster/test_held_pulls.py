@@ -55,7 +55,6 @@ def test_broker_without_a_route_does_not_delay_other_queues(tmp_path: Path) -> N
 
 
 def test_failed_pulls_are_repeated(tmp_path: Path) -> None:
-    """Even if they failed within microseconds."""
     with (
         MessageStore.open(tmp_path) as store,
         serve(store, "127.0.0.1:0", config=BrokerConfig(brokerName="b")) as serving,
@@ -71,7 +70,6 @@ def test_failed_pulls_are_repeated(tmp_path: Path) -> None:
 
 
 def test_replaced_pull_gives_no_result(tmp_path: Path) -> None:
-    """Neither a late answer nor its report of a missing topic."""
     with (
         MessageStore.open(tmp_path) as store,
         serve(store, "127.0.0.1:0", config=BrokerConfig(brokerName="b")) as serving,

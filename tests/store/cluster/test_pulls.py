@@ -1,5 +1,3 @@
-"""Pulls while brokers refuse, stop, restart, or return less than was requested."""
-
 from __future__ import annotations
 
 import socket
@@ -99,7 +97,7 @@ def test_next_name_server_is_asked(serving: Serving) -> None:
 
 
 def test_messages_deleted_during_a_scan_are_an_error(store: MessageStore, serving: Serving) -> None:
-    store.put_many([Message("orders", b"", queue_id=0)] * (_MOST_UNDER_WAY * 64))  # more than are pulled ahead
+    store.put_many([Message("orders", b"", queue_id=0)] * (_MOST_UNDER_WAY * 64))
     with ClusterAddress((serving.address,)).open() as log:
         wanted = everything(log)
         batches = log.scan(wanted, SPEC)
@@ -125,13 +123,13 @@ class Moody:
     ) -> None:
         self.thread = LoopThread("moody")
         self.moods: list[ResponseCode | None] = []
-        self.is_gone = False  # the topic is missing from the route
+        self.is_gone = False
         self.is_listed = True
         self.perm = 6
         self.next_begin = 0
         self.pulled = ResponseCode.SUCCESS
         self.said: str | None = None
-        self.addresses: dict[str, str] | None = None  # None: its own address
+        self.addresses: dict[str, str] | None = None
         handlers = {
             RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
             RequestCode.GET_TOPIC_STATS_INFO: lambda request: self._answer(_STATS),
@@ -199,7 +197,6 @@ def test_slave_is_read_while_its_master_does_not_answer(moody: Moody, store: Mes
 
 
 def test_slave_without_the_topic_is_no_loss(moody: Moody, tmp_path: Path) -> None:
-    """As with a slave that was just started: the reader waits for the master."""
     with (
         MessageStore.open(tmp_path / "copy") as empty,
         serve(empty, "127.0.0.1:0") as copy,

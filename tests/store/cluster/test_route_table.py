@@ -1,5 +1,3 @@
-"""Routes while brokers and name servers stop and restart."""
-
 from __future__ import annotations
 
 import pickle
@@ -20,7 +18,7 @@ from tests.store.cluster.test_pulls import Moody
 
 
 class Clock:
-    """A clock that only `sleep` advances; each sleep calls `meanwhile`."""
+    """A clock that only `sleep` advances; each sleep calls the function given."""
 
     def __init__(self, meanwhile: Callable[[], object] = lambda: None) -> None:
         self._now = 0.0
@@ -41,7 +39,6 @@ def said(brokers: Mapping[str, str]) -> Response:
 
 
 def nowhere(brokers: Iterable[str]) -> Mapping[str, str]:
-    """Return an unused address for each broker."""
     return dict.fromkeys(sorted(brokers), "127.0.0.1:1")
 
 
@@ -131,7 +128,7 @@ def test_unlisted_broker_is_missing_with_its_last_address(monkeypatch: pytest.Mo
     ("code", "remark"),
     [
         (ResponseCode.SERVICE_NOT_AVAILABLE, "the broker is leaving"),
-        (ResponseCode.SYSTEM_ERROR, "name server not ready"),  # needWaitForService
+        (ResponseCode.SYSTEM_ERROR, "name server not ready"),
     ],
 )
 def test_next_name_server_is_asked_if_one_is_not_ready(code: ResponseCode, remark: str) -> None:

@@ -1,5 +1,3 @@
-"""Which queue a sharding key maps to while a broker is missing."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -37,7 +35,6 @@ def send(address: ClusterAddress) -> None:
 
 
 def stored(pair: Pair, name: str) -> list[tuple[str, int]]:
-    """Return key and queue of each message at a broker."""
     table = pair.stores[name].to_arrow("t", ["body", "queueId"]).read_all()
     return sorted((row["body"].decode(), row["queueId"]) for row in table.to_pylist())
 

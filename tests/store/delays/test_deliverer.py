@@ -1,5 +1,3 @@
-"""Each open store delivers due messages: on time, once, and despite kills."""
-
 from __future__ import annotations
 
 import json
@@ -66,7 +64,6 @@ def test_messages_are_delivered_unchanged_and_in_order(tmp_path: Path) -> None:
 
 
 def test_messages_are_delivered_at_their_times(tmp_path: Path) -> None:
-    """In the order of their times, even if another process puts them."""
     with opened(tmp_path) as store, MessageStore.open(tmp_path) as other:
         begin = int(time.time() * 1000)
         times = [begin + after for after in (3900, 3300, 3700, 3300, 3500)]
@@ -83,13 +80,12 @@ def test_messages_are_delivered_at_their_times(tmp_path: Path) -> None:
 
 
 def test_overdue_messages_are_delivered_at_the_next_open(tmp_path: Path) -> None:
-    """And not again at the following open, whether the file records the delivery or only the log."""
     with opened(tmp_path) as store:
         soon = int(time.time() * 1000) + 1000
         store.put_many([Message(TOPIC, b"%d" % n, delay_level=1) for n in range(5)])
         store.put_many([Message(TOPIC, b"%d" % n, deliver_at=soon) for n in range(5, 10)])
     before = (tmp_path / DELAY_OFFSETS_FILE).read_text()
-    time.sleep(1.0)  # until they are due
+    time.sleep(1.0)
     for _ in range(3):
         with opened(tmp_path) as store:
             until(lambda: len(all_of(store, TOPIC)) >= 10)
@@ -102,7 +98,6 @@ def test_overdue_messages_are_delivered_at_the_next_open(tmp_path: Path) -> None
 
 
 def test_messages_are_delivered_once_despite_kills(tmp_path: Path) -> None:
-    """Three processes at a time put and deliver, and are killed one after the other."""
     path = tmp_path / "mq"
     opened(path).close()
     chance = random.Random(KILLS)
@@ -113,7 +108,7 @@ def test_messages_are_delivered_once_despite_kills(tmp_path: Path) -> None:
         for process in running:
             assert process.stdout is not None
             assert process.stdout.readline() == b"put\n"
-        time.sleep(chance.uniform(0, 1.5))  # some of the messages are delivered in this time
+        time.sleep(chance.uniform(0, 1.5))
         if number >= 2:
             running.pop(chance.randrange(3)).kill()
     for process in running:
@@ -128,7 +123,7 @@ def test_messages_are_delivered_once_despite_kills(tmp_path: Path) -> None:
             delivered = bodies(store)
             del delivered[b"at once"]
             assert max(delivered.values()) == 1, delivered.most_common(3)
-            return delivered >= expected  # some may have been put too late to be delayed
+            return delivered >= expected
 
         until(are_delivered, every=0.05)
         by_place = {each.physical_offset: each for each in waited}
@@ -156,14 +151,13 @@ sys.stdin.read()
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
         assert first.stdout is not None
         assert first.stdout.readline() == b"put\n"
-        with MessageStore.open(tmp_path) as store:  # the other process holds the delivery lock
+        with MessageStore.open(tmp_path) as store:
             first.kill()
             until(lambda: len(all_of(store, TOPIC)) == 5)
             assert set(bodies(store).values()) == {1}
 
 
 def test_next_process_knows_deliveries_although_the_file_is_lost(tmp_path: Path) -> None:
-    """The file and its backup are deleted, after all progress was saved, while both stores are open."""
     store = opened(tmp_path)
     with MessageStore.open(tmp_path) as other:
         store.put(Message(TOPIC, b"by level", delay_level=1))
@@ -185,10 +179,9 @@ def test_next_process_knows_deliveries_although_the_file_is_lost(tmp_path: Path)
 
 
 def test_forked_child_delivers_nothing(tmp_path: Path) -> None:
-    """Nor does it keep the delivery lock if it outlives its parent's store."""
     store = opened(tmp_path)
     store.put(Message(TOPIC, b"", delay_level=1))
-    until(lambda: (tmp_path / DELAY_OFFSETS_FILE).exists())  # the delivery lock is held from here on
+    until(lambda: (tmp_path / DELAY_OFFSETS_FILE).exists())
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -208,7 +201,6 @@ def delivered(store: MessageStore) -> int:
 
 
 def many(path: Path, count: int, body: int = 8) -> None:
-    """Put messages that are all due at the same time, soon."""
     with opened(path) as store:
         soon = int(time.time() * 1000) + 1200
         rows = {"body": [b"%0*d" % (body, n) for n in range(count)], "deliverAt": [soon + n % 50 for n in range(count)]}
@@ -217,7 +209,6 @@ def many(path: Path, count: int, body: int = 8) -> None:
 
 
 def test_messages_are_delivered_once_despite_closes(tmp_path: Path) -> None:
-    """Some delivered messages were due after others that were not delivered before the close."""
     many(tmp_path, 12_000)
     there = 0
     while there < 12_000:
@@ -266,7 +257,7 @@ def test_messages_are_delivered_once_if_the_clock_is_set_back(tmp_path: Path, ho
                 store.flush()
                 delivery.save(earlier)
             assert delivery.is_saved
-        for clock in (now + 1_850_000, now + 1_900_000, now + 8_000_000):  # each run continues after the previous one
+        for clock in (now + 1_850_000, now + 1_900_000, now + 8_000_000):
             again = deliverer._delivery()
             again.look()
             again.step(clock)
@@ -284,7 +275,7 @@ def test_no_message_is_late_if_the_clock_is_set_forward(tmp_path: Path, monkeypa
         store.put(Message(TOPIC, b"", deliver_at=int(clock() * 1000) + 3_600_000))
         until((tmp_path / DELAY_OFFSETS_FILE).exists)
         store.flush()
-        time.sleep(1.5)  # until the messages are noticed and flushed
+        time.sleep(1.5)
         assert delivered(store) == 0
         ahead, stepped = 7200.0, time.monotonic()
         until(lambda: delivered(store) == 1)
@@ -313,7 +304,6 @@ with MessageStore.open(sys.argv[1]) as store:
 
 
 def test_early_store_delivers_messages_of_a_killed_process(tmp_path: Path) -> None:
-    """This process puts nothing; the process that put the first delayed messages is killed before they are due."""
     with opened(tmp_path) as store:
         store.create_topic("t", 1)
         assert threads() == []

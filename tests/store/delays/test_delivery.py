@@ -103,7 +103,6 @@ def test_undeliverable_message_does_not_block_others(
 
 @pytest.mark.parametrize("as_table", [False, True])
 def test_undeliverable_message_is_refused_at_once(tmp_path: Path, as_table: bool) -> None:
-    """Every accepted message is delivered."""
     with opened(tmp_path) as store:
         store.create_topic("t" * 127, 1)
 

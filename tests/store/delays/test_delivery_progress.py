@@ -32,7 +32,6 @@ from tests.waiting import until
 
 
 def put(store: MessageStore, name: bytes) -> None:
-    """Put two messages, due in a second."""
     soon = int(time.time() * 1000) + 1000
     store.put_many(
         [Message("t", name + b" by level", delay_level=1), Message("t", name + b" by time", deliver_at=soon)]
@@ -73,7 +72,6 @@ def test_restored_store_delivers_each_waiting_message_once(tmp_path: Path, caplo
 
 
 def test_progress_is_rebuilt_from_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The files and their backups were lost after a clean close."""
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)
         put(store, b"before")
@@ -151,7 +149,7 @@ CONFIG = StoreConfig(
     mappedFileSizeCommitLog=4096,
     mappedFileSizeConsumeQueue=200,
     fileReservedTime=0,
-    diskMaxUsedSpaceRatio=100,  # ignore how full the test machine's disk is
+    diskMaxUsedSpaceRatio=100,
     diskSpaceCleanForciblyRatio=100,
 )
 
@@ -185,7 +183,6 @@ def test_retention_keeps_waiting_messages(tmp_path: Path) -> None:
         until(lambda: store.max_offset("t", 0) == 42)
         assert [each.body for each in all_of(store, "t")[-2:]] == [b"later", b"later"]
         store.put_many([Message("t", bytes(1000)) for _ in range(20)])
-        # Even before the file records the delivery.
         assert store.clean(asked=True).min_offset > waits[1]
 
 
@@ -193,7 +190,7 @@ def test_retention_keeps_messages_put_while_it_waits(tmp_path: Path, monkeypatch
     with MessageStore.open(tmp_path, config=CONFIG) as store:
         store.create_topic("t", 1)
         turn = Turn(tmp_path / LOCK_FILE, DELIVERY_BYTE)
-        assert turn.take()  # as another process would, which then delivers nothing
+        assert turn.take()
         before = store.put_many([Message("t", bytes(1000)) for _ in range(20)])[-1].physical_offset
         held = Writer.held
 
@@ -222,7 +219,6 @@ def test_messages_without_a_record_do_not_block_retention(tmp_path: Path) -> Non
 
 
 def test_damaged_entry_hides_no_other_waiting_message(tmp_path: Path) -> None:
-    """The entry does not find its message, but later messages of the level are found."""
     with MessageStore.open(tmp_path, config=CONFIG) as store:
         store.create_topic("t", 1)
         store.put_many([Message("t", b"later", delay_level=18) for _ in range(30)])

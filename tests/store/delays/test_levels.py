@@ -1,5 +1,3 @@
-"""A broker's extra delay levels, and times from a wrong clock."""
-
 from __future__ import annotations
 
 import json
@@ -80,7 +78,6 @@ def test_blank_entries_before_the_first_message_are_skipped(tmp_path: Path, capl
 def test_lost_queue_file_stops_delivery_until_reopening(
     tmp_path: Path, how: str, removed: int, is_known: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Retention deletes nothing until then."""
     path, topic = tmp_path / "mq", {"delay_level": SCHEDULE_TOPIC, "deliver_at": TIMER_TOPIC}[how]
     folder = path / "consumequeue" / topic / "0"
     with MessageStore.open(path, config=SMALL) as store:

@@ -17,7 +17,6 @@ CONFIG = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=20
 
 @pytest.mark.filterwarnings("ignore:.*no file for bytes")
 def test_lost_segment_does_not_block_other_messages(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """All waiting messages are read together."""
     with MessageStore.open(tmp_path, config=CONFIG) as store:
         store.create_topic("t", 1)
         due = int(time.time() * 1000) + 1000
@@ -35,7 +34,6 @@ def test_lost_segment_does_not_block_other_messages(tmp_path: Path, caplog: pyte
 
 
 def test_damaged_entry_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Its record is not in the range that retention deleted."""
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)
         due = int(time.time() * 1000) + 1000
@@ -51,7 +49,6 @@ def test_damaged_entry_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 
 
 def test_entry_at_the_end_of_a_segment_blocks_no_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """No record fits there, and none of the following entries points there."""
     with MessageStore.open(tmp_path, config=CONFIG) as store:
         store.create_topic("t", 1)
         due = int(time.time() * 1000) + 1000

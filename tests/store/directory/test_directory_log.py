@@ -152,7 +152,7 @@ def test_store_reads_through_to_its_archive(shortened: Filled) -> None:
 
 def test_missing_or_foreign_archive_is_an_error(shortened: Filled, tmp_path: Path) -> None:
     with TieredDirectoryAddress(shortened.path, str(tmp_path / "nothing")).open() as log:
-        assert bodies(log, 300, 303)  # these are in the store
+        assert bodies(log, 300, 303)
         with pytest.raises(NoArchive):
             log.bounds([ORDERS])
     other = Filled(tmp_path / "other" / "mq", {"orders": 2})
@@ -267,7 +267,6 @@ def test_damaged_archived_message_hides_no_earlier_ones(shortened: Filled) -> No
 
 
 def test_records_before_a_damaged_one_are_returned(shortened: Filled) -> None:
-    """A server's clients continue pulling after these records."""
     damage(shortened)
     with address_at(str(Path(shortened.path).parent / "archive")).open() as log:
         assert isinstance(log, ArchiveLog)
@@ -302,7 +301,6 @@ def test_topic_is_deleted_and_forgotten_during_get_message(
 
 
 def first(consumer: Consumer, count: int) -> list[ReceivedMessage]:
-    """Return the first messages; fewer if they do not arrive."""
     closing = threading.Timer(PATIENCE, consumer.close)
     closing.start()
     try:
@@ -319,7 +317,6 @@ def test_consumer_begins_with_archived_messages(shortened: Filled) -> None:
 
 
 def take_away(tmp_path: Path) -> None:
-    """Rename the archive away; renaming `back` restores it."""
     (tmp_path / "archive").rename(tmp_path / "away")
     (tmp_path / "file").touch()
     (tmp_path / "archive").symlink_to("file")
@@ -365,7 +362,6 @@ def test_new_consumer_misses_nothing_without_its_archive(
 def test_topic_is_deleted_during_a_request_for_bounds(
     shortened: Filled, log: TieredDirectoryLog, monkeypatch: pytest.MonkeyPatch, is_made_again: bool
 ) -> None:
-    """Its queues are missing. If it is recreated, the new queues are returned."""
     reaches, store = ArchiveLog.reaches, shortened.store
     store.create_topic("others", 1)
 

@@ -88,7 +88,7 @@ def test_only_named_topics_are_restored(filled: Filled, tmp_path: Path) -> None:
     filled.put("more", 0, 2)
     filled.store.archive(str(tmp_path / "archive"))
     address = ArchiveAddress(str(tmp_path / "archive"))
-    (tmp_path / "new.restoring").mkdir()  # left by a killed restore
+    (tmp_path / "new.restoring").mkdir()
     assert restore(address, tmp_path / "new", ["more"], SMALL) == 2
     with MessageStore.open(tmp_path / "new", create=False) as store:
         assert store.topics() == {"more": 1}
@@ -168,7 +168,7 @@ def test_deliveries_of_the_old_log_do_not_count_in_a_restored(tmp_path: Path, *,
         (now,) = store.get_message("g", "t", 0, 0).messages
         assert (was.prepared_transaction_offset, now.prepared_transaction_offset) == (-1, 0)
         assert (was.body, was.properties, was.queue_offset) == (now.body, now.properties, now.queue_offset)
-        assert store.archive(url, topics=["t"]).messages == 0  # nothing to archive: it has the same messages
+        assert store.archive(url, topics=["t"]).messages == 0
 
 
 def test_delayed_messages_are_not_delivered_again(tmp_path: Path) -> None:

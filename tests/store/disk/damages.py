@@ -1,5 +1,3 @@
-"""Damage to the files of a queue or of the index, in a store with three queues of topic t."""
-
 from __future__ import annotations
 
 import json
@@ -12,7 +10,7 @@ from store import StoreConfig
 from store.format.layout import CQ_ENTRY, segment_name
 
 SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, maxHashSlotNum=20, maxIndexNum=50)
-ENTRIES = 10  # in a queue file
+ENTRIES = 10
 
 
 def folder(path: Path) -> None:
@@ -89,7 +87,6 @@ def deep_ends(path: Path) -> None:
 
 
 def noted_ends(path: Path) -> dict[str, Any]:
-    """Return the content of `queueends` without its checksum."""
     return {name: said for name, said in json.loads((path / "queueends").read_text()).items() if name != "crc"}
 
 

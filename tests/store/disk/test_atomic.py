@@ -83,7 +83,6 @@ def test_writer_dies_at_any_step(tmp_path: Path, kind: str) -> None:
 
 
 def test_writer_dies_while_it_replaces_an_empty_file(tmp_path: Path) -> None:
-    """The backup is the only copy of the content and must survive."""
     step, ended = 0, 9
     while ended:
         step += 1
@@ -237,7 +236,6 @@ def test_failure_to_set_rights_leaves_no_file_open(tmp_path: Path, monkeypatch: 
 
 
 def test_small_file_is_read_in_little_address_space(tmp_path: Path) -> None:
-    """The size limit must not determine how much memory is allocated."""
     (tmp_path / "small").write_bytes(b"small")
     code = """
 import resource, sys

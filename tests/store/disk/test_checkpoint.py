@@ -1,5 +1,3 @@
-"""Reading RocketMQ's `checkpoint` and ours. Its effect on recovery: test_recovery.py."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -22,7 +22,6 @@ SIZE = 256
 
 
 def naive(begin: int, sizes: list[int]) -> tuple[list[int], int, list[int]]:
-    """Place records one by one by RocketMQ's rule. Returns physical offsets, end and blanks."""
     at, offsets, blanks = begin, [], []
     for size in sizes:
         if size + 8 > SIZE - at % SIZE:
@@ -34,7 +33,7 @@ def naive(begin: int, sizes: list[int]) -> tuple[list[int], int, list[int]]:
 
 
 @given(
-    st.integers(0, 4 * SIZE).filter(lambda begin: begin % SIZE <= SIZE - 8),  # a record leaves room for the blank
+    st.integers(0, 4 * SIZE).filter(lambda begin: begin % SIZE <= SIZE - 8),
     st.lists(st.integers(91, SIZE - 8) | st.just(SIZE - 8), max_size=30),
 )
 def test_placement_equals_rocketmqs_rule(begin: int, sizes: list[int]) -> None:
@@ -95,9 +94,8 @@ def test_empty_log_begins_at_0(tmp_path: Path) -> None:
     assert CommitLog(tmp_path, SIZE, writable=False).min_offset() == 0
 
 
-@pytest.mark.parametrize("begin", [0, 150, 200])  # an empty log, a log with records, behind a blank
+@pytest.mark.parametrize("begin", [0, 150, 200])
 def test_hidden_records_are_invisible_until_shown(tmp_path: Path, begin: int) -> None:
-    """Clearing hidden records never shows one, either."""
     log = CommitLog(tmp_path, SIZE, writable=True)
     if begin:
         log.segments.write(0, b"\1" * begin)
@@ -117,7 +115,7 @@ def test_hidden_records_are_invisible_until_shown(tmp_path: Path, begin: int) ->
     assert log.segments.read(0, begin) == b"\1" * begin
 
 
-@pytest.mark.parametrize("begin", [0, 150, 200])  # an empty log, a log with records, behind a blank
+@pytest.mark.parametrize("begin", [0, 150, 200])
 def test_head_of_hidden_record_is_written_last_cleared_first(tmp_path: Path, begin: int) -> None:
     root = tmp_path / "device"
     root.mkdir()

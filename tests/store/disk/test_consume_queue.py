@@ -76,7 +76,6 @@ def test_queue_without_files_is_empty(tmp_path: Path) -> None:
 
 
 def files(root: Path) -> list[int]:
-    """Return the queue offset of each file's first entry."""
     return sorted(int(file.name) // CQ_ENTRY.itemsize for file in (root / "consumequeue/t/0").iterdir())
 
 
@@ -92,7 +91,6 @@ def test_truncate_drops_later_entries(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tail", [0, 10, 20, 30])
 def test_truncate_deletes_files_without_entries(tmp_path: Path, tail: int) -> None:
-    """The only file may be deleted, too. A queue that has the deleted file open uses its successor."""
     it, other, writer = queue(tmp_path), queue(tmp_path), queue(tmp_path)
     it.write(0, entries(0, 35))
     for each in (other, writer):
@@ -246,7 +244,6 @@ def known(root: Path, least_end: int) -> ConsumeQueue:
 
 
 def test_queue_shorter_than_its_known_end_is_an_error(tmp_path: Path) -> None:
-    """Damaged entries before the known end do not end the queue."""
     queue(tmp_path).write(0, entries(0, 35))
     queue(tmp_path).write(5, np.zeros(10, CQ_ENTRY))
     assert known(tmp_path, 20).max_offset(3500) == 35
@@ -292,7 +289,7 @@ def test_replaced_file_is_read_again_if_current_is_required(tmp_path: Path) -> N
     assert other.entries(12, 15).tobytes() == entries(12, 15).tobytes(), "an empty one is looked for again"
 
 
-_PATIENCE = 60.0  # seconds
+_PATIENCE = 60.0
 _STRADDLING = [index for index in range(300_000) if index * CQ_ENTRY.itemsize % 4096 == 4096 - 8]
 """Indices of entries whose physical offset stands on one page and whose size on the next."""
 
@@ -332,7 +329,6 @@ def test_partly_visible_entry_does_not_count(tmp_path: Path) -> None:
 
 
 def test_entry_without_its_offset_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test above meets this case by chance; this one forces it."""
     it, read, seen = queue(tmp_path), Segments.read, list[int]()
     it.write(0, entries(0, 6))
     entry, offset_size = 5 * CQ_ENTRY.itemsize, CQ_ENTRY["physical_offset"].itemsize

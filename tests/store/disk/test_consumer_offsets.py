@@ -133,7 +133,6 @@ def test_settings_of_a_group_are_changed(tmp_path: Path) -> None:
 
 
 def test_deleted_group_loses_its_settings(tmp_path: Path) -> None:
-    """Its offsets only on request, and never other groups' offsets."""
     groups = ConsumerOffsets(tmp_path)
     for group in ("grp", "other"):
         groups.settings.create(group)

@@ -75,7 +75,7 @@ def test_lost_sector_in_properties_is_noticed(tmp_path: Path, lost: int, value: 
     assert found(0) == 2
     sector = (-(-begin // SECTOR_BYTES) + lost) * SECTOR_BYTES
     content[sector : sector + SECTOR_BYTES] = bytes(SECTOR_BYTES)
-    content[end:] = bytes(SIZE - end)  # a record ends with its properties
+    content[end:] = bytes(SIZE - end)
     assert [found(torn_from) for torn_from in (None, second + 1, second, 0)] == [2, 2, 1, 1]
 
 
@@ -90,7 +90,7 @@ def test_zeros_covered_by_a_checksum_are_no_lost_sector(tmp_path: Path) -> None:
     content = bytearray(file.read_bytes().replace(b"x" * 1200, bytes(1200)))
     record = RecordView(np.frombuffer(bytes(content), np.uint8), np.array([0]), np.array([end]))
     record.measure_topics()
-    content[:end] = moved_records(record, np.zeros(1, np.int64)).tobytes()  # recomputes the checksum
+    content[:end] = moved_records(record, np.zeros(1, np.int64)).tobytes()
     file.write_bytes(content)
     assert sum(len(chunk.records) for chunk in walk(log_of(tmp_path), 0, torn_from=0)) == 2
     sector = -(-content.index(b"v" * 1200) // SECTOR_BYTES) * SECTOR_BYTES

@@ -86,7 +86,7 @@ def test_file_of_a_reused_process_id_is_ignored(tmp_path: Path) -> None:
 
 def test_forked_child_leaves_figures_to_its_parent(tmp_path: Path) -> None:
     figures = counted(tmp_path)
-    figures._turn.acquire()  # held by a thread that the child does not have
+    figures._turn.acquire()
     child = os.fork()
     if child == 0:
         signal.alarm(30)

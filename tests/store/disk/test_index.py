@@ -1,5 +1,3 @@
-"""The key index: reading and writing RocketMQ's bytes, queries compared with a plain list, and dead appends."""
-
 from __future__ import annotations
 
 import itertools
@@ -96,7 +94,6 @@ def test_every_key_in_rocketmqs_files_is_found(name: str) -> None:
 def test_several_appends_make_the_same_files_as_one(
     tmp_path_factory: pytest.TempPathFactory, cuts: list[int], processes: int
 ) -> None:
-    """For any order of writing processes: another process may have filled the file that one used last."""
     whole, pieces = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("pieces")
     records = made_records(60)
     append(Index(whole, 13, 40, writable=True), records)
@@ -230,7 +227,7 @@ def test_last_file_is_indexed_again_after_a_machine_crash(tmp_path: Path) -> Non
     records = made_records(60)
     append(index, records)
     intact = files(tmp_path)
-    (tmp_path / "index" / index.names()[-1]).write_bytes(b"")  # the length never reached the device
+    (tmp_path / "index" / index.names()[-1]).write_bytes(b"")
     index.keep(index.trusted())
     again = index.end_offset()
     assert 0 < again < records[-1].offset

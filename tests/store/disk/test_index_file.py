@@ -1,5 +1,3 @@
-"""One index file: its header after appends and truncation, by one key or many at a time."""
-
 from __future__ import annotations
 
 import mmap
@@ -43,7 +41,6 @@ def test_truncate_restores_the_header(tmp_path: Path, kept: int) -> None:
 
 @pytest.mark.parametrize("ms_each", [-300, 0, 300])
 def test_single_appends_make_the_same_file(tmp_path: Path, ms_each: int) -> None:
-    """Even if the clock steps back: no stored time is before the file's begin."""
     one, many = made(tmp_path / "one", 40, at_a_time=1, ms_each=ms_each), made(tmp_path / "many", 40, ms_each=ms_each)
     assert one.path.read_bytes() == many.path.read_bytes()
     assert (many.entries(1, 41)["seconds"] >= 0).all()
@@ -68,7 +65,7 @@ def test_wrong_entry_causes_no_endless_search(tmp_path: Path) -> None:
     file = made(tmp_path / "file", 3)
     content = bytearray(file.path.read_bytes())
     slot = int(HASHES[0]) % SLOTS
-    content[file_bytes(slot, 0) : file_bytes(slot + 1, 0)] = (2).to_bytes(4, "big")  # an entry of another slot
+    content[file_bytes(slot, 0) : file_bytes(slot + 1, 0)] = (2).to_bytes(4, "big")
     file.path.write_bytes(content)
     assert list(file.candidates(int(HASHES[0]), 0, START + 10_000)) == []
 

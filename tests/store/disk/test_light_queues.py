@@ -105,7 +105,6 @@ def test_light_queue_of_a_broker_is_unchanged(tmp_path: Path, lost: bool) -> Non
 
 @pytest.mark.parametrize("lost", ["watermark", "queueends"])
 def test_direct_puts_follow_dispatched_messages_in_a_light_queue(tmp_path: Path, lost: str) -> None:
-    """The log has both kinds of record close together."""
     path, light = tmp_path / "mq", Queue("%LMQ%device-1", 0)
     shutil.copytree(GOLDEN / "multi-dispatch-5.3", path)
     with MessageStore.open(path, config=MULTI) as store:

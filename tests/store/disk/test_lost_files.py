@@ -1,5 +1,3 @@
-"""Opening a store for writing detects lost files of queues and of the index, and rebuilds them from the log."""
-
 from __future__ import annotations
 
 import re
@@ -159,7 +157,6 @@ def test_writer_gives_no_offset_twice_after_files_were_lost(
 
 @pytest.mark.parametrize("damage", [folder, last_file, zeroed])
 def test_store_that_saw_a_queue_detects_lost_files(tmp_path: Path, damage: Damage) -> None:
-    """The search for the end must not stop at the lost files, because this store has seen the real end."""
     with MessageStore.open(tmp_path, config=SMALL) as store, MessageStore.open(tmp_path) as other:
         store.create_topic("t", 2)
         store.put_many([Message("t", b"x", queue_id=1)] * 25)
@@ -282,7 +279,7 @@ def test_first_file_deleted_by_retention_is_no_loss(cleaned: tuple[Path, int]) -
     path, first = cleaned
     last = max((path / "commitlog").iterdir())
     content = bytearray(last.read_bytes())
-    content[88] ^= 1  # damages a body, which any log walk finds
+    content[88] ^= 1
     last.write_bytes(content)
     with MessageStore.open(path) as store:
         assert store.min_offset("t", 1) == first
@@ -292,7 +289,7 @@ def test_intact_files_are_not_rebuilt(path: Path) -> None:
     """Otherwise every opening would walk the whole log."""
     log = path / "commitlog" / segment_name(0)
     content = bytearray(log.read_bytes())
-    content[88] ^= 1  # damages a body, which any log walk finds
+    content[88] ^= 1
     log.write_bytes(content)
     for _ in range(2):
         with MessageStore.open(path) as store:

@@ -41,7 +41,7 @@ def test_damaged_log_does_not_prove_a_loss(path: Path) -> None:
     log, queue = parts(path)
     with (path / "commitlog" / segment_name(0)).open("r+b") as file:
         file.seek(4)
-        file.write(b"?")  # damages the first record's magic
+        file.write(b"?")
     assert not must_begin(log, {("t", 1): Begin.of(queue)})
     with pytest.raises(CorruptSegment, match="no entry before 10, and the log is damaged before that one's record"):
         first_remaining(log, queue, 0)

@@ -75,7 +75,7 @@ def test_first_file_lost_after_retention_is_an_error(path: Path, batch: int, rem
         assert reader.offsets("t", 1) == (first, 50)
     for taken in sorted((path / "consumequeue/t/1").iterdir())[:removed]:
         taken.unlink()
-    for file in ("queueends", "watermark"):  # the second time the directory looks like a broker's
+    for file in ("queueends", "watermark"):
         with (
             MessageStore.open(path, read_only=True) as reader,
             pytest.raises(CorruptSegment, match=f"has the message of offset {first};|, which it had, is gone;"),

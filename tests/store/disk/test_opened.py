@@ -1,5 +1,3 @@
-"""Every method of a closed object raises StoreClosed."""
-
 from __future__ import annotations
 
 import os
@@ -115,7 +113,6 @@ def test_closed_store_uses_no_reused_descriptor(tmp_path: Path) -> None:
 
 
 def test_closing_during_appends_loses_nothing_acknowledged(tmp_path: Path) -> None:
-    """Any other put raises a StoreError. The closed store is clean."""
     for _ in range(10):
         with ThreadPoolExecutor(4) as others, MessageStore.open(tmp_path) as store:
             store.create_topic("t", 1)

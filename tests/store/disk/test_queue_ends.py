@@ -1,5 +1,3 @@
-"""Opening checks the saved queue ends against the log, and rebuilds lost files from the log."""
-
 from __future__ import annotations
 
 import json
@@ -48,7 +46,7 @@ def test_ends_of_another_log_do_not_match(path: Path) -> None:
     assert not agree(path, of={("t", 2): 26})
     log = path / "commitlog" / segment_name(last // 4096 * 4096)
     content = bytearray(log.read_bytes())
-    content[last % 4096 + 4] ^= 1  # damages its magic
+    content[last % 4096 + 4] ^= 1
     log.write_bytes(content)
     assert not agree(path, at=last), f"{last} to {end} is no record"
 
@@ -89,7 +87,6 @@ def test_files_newer_than_the_log_are_replaced(path: Path, tmp_path: Path, newer
 def test_files_newer_than_a_log_with_a_dead_append_are_replaced(
     path: Path, tmp_path: Path, newer: str, step: tuple[type, str]
 ) -> None:
-    """The dead append wrote to queues 0 and 1 only."""
     live = tmp_path / "live"
     with MessageStore.open(path) as store:
         store.create_topic("t", 4)
@@ -170,7 +167,6 @@ def test_any_damage_to_the_saved_ends_is_noticed(emptied: Path) -> None:
     [('"t"', "5"), ('"t"', '"../t"'), ('"t"', '"%LMQ%\\ud800"'), ('"index":{', '"index":{"\\u0000":1, ')],
 )
 def test_invalid_names_in_the_saved_ends_are_damage(path: Path, name: str, other: str) -> None:
-    """An older version wrote no checksum."""
     ends = path / "queueends"
     ends.write_text(ends.read_text().rpartition(', "crc"')[0].replace(name, other) + "}")
     with pytest.raises(CorruptStore, match="queueends: damaged"):
@@ -198,7 +194,6 @@ def test_lost_queue_with_damaged_ends_is_an_error(emptied: Path) -> None:
 
 
 def test_queue_files_of_a_deleted_topic_are_not_used(tmp_path: Path) -> None:
-    """The old files, for example from a backup, have as many entries as the log's."""
     path = tmp_path / "mq"
     for body in (b"old", b"new"):
         with MessageStore.open(path) as store:
@@ -276,7 +271,7 @@ def test_foreign_file_in_the_index_does_not_stop_flush_or_close(path: Path) -> N
 
 
 def test_index_file_without_own_records_is_not_saved_each_time(path: Path) -> None:
-    index, keys = Index.of(path, SMALL, writable=False), tuple(map(str, range(2 * 49)))  # more than two files
+    index, keys = Index.of(path, SMALL, writable=False), tuple(map(str, range(2 * 49)))
     with MessageStore.open(path) as store:
         store.put(Message("t", b"x", keys=keys, queue_id=0))
         store.flush()
@@ -341,7 +336,7 @@ def test_saved_ends_include_both_writers(path: Path) -> None:
 def test_overtaken_writer_saves_no_foreign_ends(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own offset with the other writer's ends would make the queues look shorter at that offset."""
     with MessageStore.open(path) as first, MessageStore.open(path) as second:
-        first.put_many([Message("t", b"first", keys=(f"f{n}",), queue_id=0) for n in range(100)])  # several index files
+        first.put_many([Message("t", b"first", keys=(f"f{n}",), queue_id=0) for n in range(100)])
         follow = QueueEnds.follow
 
         def overtaken(*arguments: Any) -> None:

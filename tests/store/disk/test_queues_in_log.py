@@ -22,7 +22,7 @@ from tests.store.upkeep.test_golden_recovery import as_it_is, killed, without_ch
 
 SIZES = StoreConfig(maxHashSlotNum=1000, maxIndexNum=4000)
 SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, maxHashSlotNum=20, maxIndexNum=50)
-OLD, NEW = 30, 12  # messages before and after the topic is recreated
+OLD, NEW = 30, 12
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_repair_keeps_the_recreated_topic(brokers: Path, lost: tuple[str, ...]) 
 
 
 LIVES = (40, 25, 12)
-ENTRIES = 10  # in a queue file
+ENTRIES = 10
 FILE = ENTRIES * CQ_ENTRY.itemsize
 
 
@@ -182,7 +182,6 @@ def test_message_of_a_deleted_topic_is_found_by_its_id(path: Path) -> None:
 
 
 def test_recreated_topic_is_rebuilt_after_a_crash(path: Path) -> None:
-    """A reader sees the remaining entries; a writer rebuilds the lost file from the log."""
     (path / "consumequeue/t/0" / segment_name(FILE)).unlink()
     (path / "abort").write_text("1")
     MessageStore.open(path).close()
@@ -198,7 +197,7 @@ def test_damaged_queue_offset_is_no_recreation(tmp_path: Path, lost: int | str |
         store.put_many([Message("t", b"body") for _ in range(9)])
     renumber(path, int(entries(path)["physical_offset"][8]), 0)
     (path / "watermark").unlink()
-    if lost == "queue":  # then no entry proves the right offset
+    if lost == "queue":
         shutil.rmtree(path / "consumequeue")
         with MessageStore.open(path) as store:
             assert store.offsets("t", 0) == (0, 1)

@@ -146,7 +146,7 @@ def test_empty_last_file_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "log" / segment_name(100)).touch()
     assert log.check() == [0]
     assert not log.exists(100)
-    log.write(100, b"y")  # a write replaces the file
+    log.write(100, b"y")
     assert log.check() == [0, 100]
     assert log.read(100, 1) == b"y"
 
@@ -240,7 +240,7 @@ def test_segment_in_use_survives_its_deletion(tmp_path: Path) -> None:
     log.write(0, b"abc")
     view = log.view(0, 3)
     (tmp_path / "log" / segment_name(0)).unlink()
-    for start in range(100, 2000, 100):  # evicts it from the open files
+    for start in range(100, 2000, 100):
         log.write(start, b"x")
         log.view(start, 1)
     assert view.tobytes() == b"abc"
@@ -281,7 +281,6 @@ def test_first_byte_follows_deletions_of_another_process(tmp_path: Path) -> None
 
 
 def test_file_opened_while_another_thread_drops_it_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another thread may run between the last release and the close. Here it opens the same file then."""
     first, second, close = segments(tmp_path), segments(tmp_path), os.close
     segments(tmp_path).write(0, b"x")
     gc.collect()
@@ -299,7 +298,6 @@ def test_file_opened_while_another_thread_drops_it_is_open(tmp_path: Path, monke
 
 
 def test_listing_closes_deleted_files(tmp_path: Path) -> None:
-    """An open file keeps its disk space after deletion."""
     log, reader = segments(tmp_path), segments(tmp_path, writable=False)
     for start in (0, 100):
         log.write(start, b"x")

@@ -143,7 +143,7 @@ def test_name_of_a_deleted_topic_cannot_leave_the_store(tmp_path: Path) -> None:
     for name in ("../../elsewhere/t", str(elsewhere), "", ".", ".."):
         file = path / "config/topics.json"
         content = json.loads(file.read_text()) | {"deletedTopics": {name: 1, "t": 1}}
-        file.write_text(json.dumps(content))  # without a checksum, as an older version wrote it
+        file.write_text(json.dumps(content))
         with pytest.raises(CorruptStore, match=r"topics\.json: .* in deletedTopics is no topic's name; correct"):
             MessageStore.open(path)
         assert (elsewhere / "0/precious").exists()
@@ -184,7 +184,7 @@ def test_queue_ids_are_checked(tmp_path: Path) -> None:
 
 def test_deleted_topic_keeps_its_ends(tmp_path: Path) -> None:
     topics, other = Topics(tmp_path), Topics(tmp_path)
-    topics.must_not_be_deleted("t")  # never created
+    topics.must_not_be_deleted("t")
     topics.create("t", 2)
     assert topics.begin("t", 1) == 0
     topics.must_not_be_deleted("t")
@@ -216,7 +216,7 @@ def test_queues_created_by_a_broker_are_seen_without_a_table(tmp_path: Path) -> 
         (tmp_path / "consumequeue" / name / "0").mkdir(parents=True)
         assert ask(name) == answer
     assert len(changes) == 1, "at the first look"
-    other.delete("b", Tombstone(120))  # its folder still exists
+    other.delete("b", Tombstone(120))
     assert (topics.table().deleted, topics.queue_count("b"), sorted(topics.table().on_disk)) == (
         {"b"},
         0,
@@ -319,7 +319,7 @@ def test_change_within_one_clock_tick_is_seen(tmp_path: Path) -> None:
         other.create("t", queues)
         assert mine.queue_count("t") == queues
     os.remove(tmp_path / "config/topics.json")
-    assert mine.queue_count("t") == 48  # from the backup
+    assert mine.queue_count("t") == 48
 
 
 @pytest.mark.parametrize(

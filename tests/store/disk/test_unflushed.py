@@ -19,7 +19,7 @@ from store.format.layout import ABORT_FILE, PUBLISHED_END_FILE
 from tests.descriptors import allowed
 from tests.end_to_end.test_kill import bodies, check_log
 
-QUEUES = 300  # more than the limit of open files
+QUEUES = 300
 CONFIG = StoreConfig(mappedFileSizeCommitLog=1 << 16, mappedFileSizeConsumeQueue=200, flushIntervalCommitLog=3_600_000)
 
 
@@ -34,7 +34,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def flushed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Return the set of names of flushed files. The test clears it."""
     if sys.platform != "linux":
         pytest.skip("names of open files are read from /proc")
     names: set[str] = set()
@@ -152,7 +151,6 @@ def log_and_end(path: Path) -> tuple[CommitLog, int]:
 
 
 def test_log_gives_the_new_entries_of_each_queue(tmp_path: Path) -> None:
-    """The log is read in several pieces, from and up to any record."""
     choose = random.Random(3)
     names = [("a", 0), ("a", 1), ("b", 1), ("b", 2)]
     sent = [choose.choice(names) for _ in range(1500)]

@@ -1,5 +1,3 @@
-"""Unsupported directories are refused by name and left unchanged."""
-
 from __future__ import annotations
 
 import hashlib
@@ -142,7 +140,6 @@ def test_directory_that_is_only_readable_is_read(make: Make, tmp_path: Path) -> 
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Iterator[Path]:
-    """Yield a folder on another file system than `tmp_path`."""
     others = [place for place in ("/dev/shm", "/var/tmp", "/tmp") if os.stat(place).st_dev != tmp_path.stat().st_dev]
     if not others:
         pytest.skip("this machine has one file system for all")
@@ -198,7 +195,6 @@ def test_static_topics_are_a_warning(tmp_path: Path) -> None:
 
 
 def test_store_during_its_creation_is_not_unsupported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between two checks the other process creates the first segment, then the first queue file."""
     find_a_queue = unsupported._queue_file
 
     def meanwhile(root: Path) -> Path | None:

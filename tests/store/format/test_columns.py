@@ -173,11 +173,11 @@ def test_column_names_are_checked() -> None:
 
 
 def test_impossible_times_are_null() -> None:
-    first, last = -62_135_596_800_000, 253_402_300_799_999  # in the years 1 and 9999
+    first, last = -62_135_596_800_000, 253_402_300_799_999
     times = [first - 1, first, -1, 0, last, last + 1, (1 << 63) - 1, -(1 << 63)]
     data, physical, sizes = in_a_log([Message("t", b"x", queue_id=3)] * len(times), 0)
     log = bytearray(data)
-    for at, time in zip(physical.tolist(), times, strict=True):  # a broker's client may set any time
+    for at, time in zip(physical.tolist(), times, strict=True):
         np.frombuffer(log, RECORD_HEADERS[0][0], 1, at)["born_timestamp"] = time
     column = block_of(bytes(log), 0, "t", physical, sizes).column("bornTimestamp")
     years = [None if instant is None else instant.year for instant in column.to_pylist()]
@@ -188,7 +188,6 @@ def test_impossible_times_are_null() -> None:
 
 
 def test_property_crc_detects_any_changed_byte() -> None:
-    """Except in the name of the CRC property itself."""
     rows = [Message("orders", b"body", "tag", ("key",), {"p": "q"}, 3) for _ in range(3)]
     content, physical, sizes = in_a_log(rows, 0, with_crc=True)
     begin, end = int(physical[1]), int(physical[1] + sizes[1])
@@ -211,7 +210,7 @@ def test_block_may_mix_records_with_and_without_property_crc() -> None:
     assert [row["properties"] for row in rows_of(block_of(data, 0, "orders", physical, sizes))] == [{"TAGS": "tag"}] * 4
     for n in range(4):
         changed = bytearray(data)
-        changed[int(physical[n]) + RECORD_HEADERS[0][0].itemsize] ^= 1  # damages the body
+        changed[int(physical[n]) + RECORD_HEADERS[0][0].itemsize] ^= 1
         what = "record" if n % 2 else "body"
         with pytest.raises(CorruptRecord, match=rf"offset {n} .*: its {what} does not match its CRC; restore"):
             block_of(bytes(changed), 0, "orders", physical, sizes)

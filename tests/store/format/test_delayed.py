@@ -30,7 +30,7 @@ def all_of(store: MessageStore, topic: str) -> list[StoredMessage]:
     return found
 
 
-@pytest.mark.parametrize("count", [1, 100])  # one by one, and by columns
+@pytest.mark.parametrize("count", [1, 100])
 def test_delayed_messages_of_a_list_wait(tmp_path: Path, count: int) -> None:
     rows = [
         Message("orders", b"%d" % n, "A", f"k{n}", {"region": "eu"}, n % 4, flag=n, delay_level=n % (LEVELS + 1) or 0)

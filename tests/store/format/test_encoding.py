@@ -1,5 +1,3 @@
-"""Which tables of messages are accepted. The resulting records: test_message.py."""
-
 from __future__ import annotations
 
 import zlib
@@ -257,7 +255,6 @@ class Tag(StrEnum):
 
 
 def many(rows: list[Message]) -> list[Message]:
-    """Repeat `rows` until there are enough for the encoder by columns."""
     return rows * -(-MANY // len(rows))
 
 

@@ -1,5 +1,3 @@
-"""Hashes of one key and of many keys equal RocketMQ's."""
-
 from __future__ import annotations
 
 import zlib

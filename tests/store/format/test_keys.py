@@ -1,5 +1,3 @@
-"""The store's index finds a message by its keys, however it was appended, and after crashes, recovery and retention."""
-
 from __future__ import annotations
 
 import shutil
@@ -160,7 +158,6 @@ def another_boot(path: Path) -> None:
 
 
 def test_records_cut_off_the_log_are_not_indexed(tmp_path: Path) -> None:
-    """Full index files reached the device, but some of the records that they name did not."""
     store = filled(tmp_path / "live")
     store.flush()
     for n in range(100, 300):
@@ -182,7 +179,6 @@ def test_records_cut_off_the_log_are_not_indexed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("repairs", [False, True])
 def test_lost_index_is_rebuilt(tmp_path: Path, repairs: bool) -> None:
-    """By `repair` or by opening for writing."""
     filled(tmp_path).close()
     for file in (tmp_path / "index").iterdir():
         file.write_bytes(bytes(file.stat().st_size))

@@ -1,5 +1,3 @@
-"""One message, compared with RocketMQ's bytes and the vectorised encoder."""
-
 from __future__ import annotations
 
 import struct
@@ -138,7 +136,7 @@ def test_record_of_rocketmq_is_read_and_written() -> None:
     records.stamp(np.array([0]), np.array([0]), stored.store_timestamp)
     ours = bytearray(records.encoded(0, 1))
     born = field_offset(RECORD_HEADER, "born_ip")
-    ours[born : born + 8] = V1[born : born + 8]  # our host is the store
+    ours[born : born + 8] = V1[born : born + 8]
     assert bytes(ours) == V1
 
 
@@ -149,7 +147,7 @@ def test_property_crc_equals_rocketmqs() -> None:
     records.stamp(np.array([0]), np.array([0]), stored.store_timestamp)
     born = field_offset(RECORD_HEADER, "born_ip")
     header = records.headers.view(np.uint8)
-    header[born : born + 8] = np.frombuffer(PROPERTY_CRC, np.uint8)[born : born + 8]  # our host is the store
+    header[born : born + 8] = np.frombuffer(PROPERTY_CRC, np.uint8)[born : born + 8]
     assert bytes(records.encoded(0, 1)) == PROPERTY_CRC
 
 

@@ -63,7 +63,6 @@ def test_property_size_limit_is_exact() -> None:
 
 
 NAMES = ("TAGS", "KEYS", "a", "ab", "é")
-# each separator, letters of the names, half a character, a byte that is never UTF-8
 PIECES = st.sampled_from(
     [b"\x01", b"\x02", b"a", b"b", b"ab", b"TAGS", b"KEYS", "é".encode(), b"\xc3", b"\xff", b"\xe6\xbc", "漢".encode()]
 )

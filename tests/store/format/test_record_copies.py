@@ -1,5 +1,3 @@
-"""Copying records to another topic keeps every field that the copy need not change."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -72,7 +70,6 @@ def test_copy_keeps_everything_except_the_place(
 @settings(deadline=None)
 @given(st.lists(messages(), min_size=1, max_size=6))
 def test_copies_of_messages_equal_copies_of_records(rows: list[Message]) -> None:
-    """Also with an IPv6 born host."""
     content, physical, sizes = in_a_log([replace(row, topic="waiting", queue_id=3) for row in rows], 0)
     records = [content[start : start + size] for start, size in zip(physical.tolist(), sizes.tolist(), strict=True)]
     records += [V1_BORN_V6, PROPERTY_CRC]
@@ -110,7 +107,6 @@ def test_properties_are_changed_added_and_removed() -> None:
 
 
 def test_records_with_ipv6_hosts_and_checksums_are_copied() -> None:
-    """The copies keep their order, in one piece for each run of equal header lengths."""
     copies = copies_of(V1, V1_BORN_V6, PROPERTY_CRC, V1_BORN_V6)
     made = list(copies.records(Places("real", np.arange(4)), ENCODING))
     assert [len(piece) for piece in made] == [1, 1, 1, 1]
@@ -137,7 +133,6 @@ def test_checksum_is_left_out_if_there_is_no_space() -> None:
 
 
 def with_properties(encoded: bytes) -> bytes:
-    """Return a record with the property bytes `encoded` (at least 3 bytes)."""
     content, _, _ = in_a_log([Message("t", b"1", properties={"p": "x" * (len(encoded) - 3)})], 0)
     return content[: -len(encoded)] + encoded
 

@@ -26,7 +26,6 @@ def trees() -> dict[Path, ast.Module]:
 
 
 def error_classes(modules: Mapping[Path, ast.Module]) -> dict[str, str]:
-    """Return the subclasses of StoreError, with their docstrings."""
     classes = [node for tree in modules.values() for node in tree.body if isinstance(node, ast.ClassDef)]
     found = {"StoreError": ""}
     while more := [each for each in classes if each.name not in found and found.keys() & set(map(name_of, each.bases))]:

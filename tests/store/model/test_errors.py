@@ -44,7 +44,7 @@ def test_all_errors_are_store_errors() -> None:
                 and kind.__module__.partition(".")[0] == package.__name__
                 and kind.__module__ not in ("store.model.errors", "pyspark_mq.errors")
                 and not issubclass(kind, Warning)
-                and not name.startswith("_")  # private errors are caught within their module
+                and not name.startswith("_")
             }
     assert outside == set()
 
@@ -213,7 +213,7 @@ def test_pipes_and_devices_do_not_block(path: Path, kind: str) -> None:
         if kind == "pipe":
             os.mkfifo(copy / name)
         elif kind == "socket":
-            with socket.socket(socket.AF_UNIX) as listening, contextlib.chdir(copy):  # socket paths must be short
+            with socket.socket(socket.AF_UNIX) as listening, contextlib.chdir(copy):
                 listening.bind(name)
         else:
             copy.joinpath(name).symlink_to("/dev/zero" if kind == "device" else "/nowhere/at/all")

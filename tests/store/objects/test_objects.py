@@ -1,5 +1,3 @@
-"""`Objects` behaves the same in a directory, in memory and on S3."""
-
 from __future__ import annotations
 
 import os

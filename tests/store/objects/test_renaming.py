@@ -207,7 +207,6 @@ class LoginError(Exception):
 
 
 def test_closed_connection_is_opened_again(tmp_path: Path, filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for a long-running stream or consumer."""
     fsspec.register_implementation("connected", Connected, clobber=True)
     url = f"connected://{tmp_path}/archive"
     filled.store.archive(url)

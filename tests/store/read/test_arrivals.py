@@ -22,7 +22,7 @@ def test_arrivals_name_the_queues_of_each_append(tmp_path: Path, config: StoreCo
         seen = store.confirm_offset
         store.put(Message("a", b"", queue_id=3))
         middle = store.confirm_offset
-        store.put_many([Message("b", b"x" * 500, tags="t", queue_id=n % 2) for n in range(20)])  # over several files
+        store.put_many([Message("b", b"x" * 500, tags="t", queue_id=n % 2) for n in range(20)])
         end = store.confirm_offset
         assert end - middle > 2 * 4096
         first = Arrival("a", 3, 0, 0)

@@ -1,5 +1,3 @@
-"""Detecting conditions that match nothing, without false positives."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""The fingerprint of the message at an offset shows whether the message was replaced."""
-
 from __future__ import annotations
 
 import shutil
@@ -70,7 +68,7 @@ def test_fingerprints_detect_a_replaced_store(path: Path, tmp_path: Path) -> Non
         put(store, "a", 20)
         again = store.fingerprint("a", 0, 49)
         assert again is not None
-        assert again.physical_offset == lost.physical_offset  # same place, other message
+        assert again.physical_offset == lost.physical_offset
         assert store.can_have("a", 0, 39, kept)
         assert not store.can_have("a", 0, 49, lost)
 

@@ -25,10 +25,10 @@ DIRECTORIES = int(os.environ.get("FUZZ_DIRECTORIES", "50"))  # the long run is `
 SMALL = StoreConfig(mappedFileSizeCommitLog=2048, mappedFileSizeConsumeQueue=100, maxHashSlotNum=20, maxIndexNum=50)
 
 MEMORY = 1 << 30
-DEADLINE_SECONDS = 60  # one directory usually takes 0.1 s
+DEADLINE_SECONDS = 60
 MESSAGES = 60
 
-Name = tuple[str, int, int]  # topic, queue id, queue offset
+Name = tuple[str, int, int]
 Found = dict[Name, bytes]
 
 
@@ -91,8 +91,6 @@ def little_memory() -> Iterator[None]:
 
 @contextmanager
 def directory(name: str) -> Iterator[None]:
-    """Limit the time spent on one directory, and add its name to any error."""
-
     def late(_signal: int, _frame: FrameType | None) -> None:
         raise AssertionError("a hang")
 

@@ -56,7 +56,7 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
     [
         (1, 0, GetStatus.NO_MESSAGE_IN_QUEUE, 0),
         (1, 7, GetStatus.NO_MESSAGE_IN_QUEUE, 0),
-        (7, 0, GetStatus.NO_MESSAGE_IN_QUEUE, 0),  # an unknown queue
+        (7, 0, GetStatus.NO_MESSAGE_IN_QUEUE, 0),
         (0, -1, GetStatus.OFFSET_TOO_SMALL, 0),
         (0, 25, GetStatus.OFFSET_OVERFLOW_ONE, 25),
         (0, 26, GetStatus.OFFSET_OVERFLOW_BADLY, 25),
@@ -203,7 +203,7 @@ def reference(
                 continue
             message = inflated(message._replace(queue_id=queue_id), entry, left)
         except OffsetLost:
-            return ""  # any error
+            return ""
         except UnreadableBody:
             if not messages:
                 return f"{entry}"
@@ -298,7 +298,7 @@ def test_batches_equal_single_records_despite_damage(mixed: Path, data: st.DataO
         (path / COMMIT_LOG_DIR / segment_name(8192)).unlink()
     try:
         opened = MessageStore.open(path, read_only=True, config=MANY)
-    except CorruptSegment:  # the end is damaged and the segment is lost
+    except CorruptSegment:
         return
     with opened as store, pytest.MonkeyPatch.context() as patch:
         patch.setattr(getting, "_MANY", data.draw(st.sampled_from([1, 4, 1000])))

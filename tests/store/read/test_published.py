@@ -41,7 +41,6 @@ def test_bounds_of_queues(published: PublishedQueues) -> None:
 
 @pytest.mark.parametrize("read_only", [True, False])
 def test_bounds_of_several_queues_are_of_one_moment(tmp_path: Path, read_only: bool) -> None:
-    """An append to both queues follows each look at a queue."""
     queues = [Queue("t", 0), Queue("t", 1)]
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 2)
@@ -140,7 +139,6 @@ def test_topic_is_deleted_during_a_get(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_put_to_a_topic_during_its_deletion_reports_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The writer still has the queue's number of entries from before the deletion."""
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)
         store.put(Message("t", b"old"))

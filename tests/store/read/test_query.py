@@ -73,7 +73,6 @@ def test_messages_are_found_by_key(golden: Golden) -> None:
 
 
 def test_empty_key_finds_nothing(tmp_path: Path) -> None:
-    """Even if the hash of a real key equals the hash of the empty key."""
     assert key_hash("t", "elkfp2B") == key_hash("t", "")
     with MessageStore.open(tmp_path / "mq") as store:
         store.create_topic("t", 1)
@@ -99,7 +98,6 @@ def test_message_deleted_during_its_search_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_open", [False, True])
 def test_message_of_a_deleted_topic_is_not_found_after_retention(tmp_path: Path, is_open: bool) -> None:
-    """The recreated topic has no message at the old one's offset either, or only a leftover queue entry."""
     path = tmp_path / "mq"
     filled = Filled(path, {"t": 1})
     with filled.store as store:
@@ -157,7 +155,7 @@ def test_newest_messages_do_not_depend_on_index_file_names(tmp_path: Path) -> No
         for _ in range(30):
             store.put(Message("t", b"", keys=("k",)))
     names = sorted((tmp_path / "index").iterdir())
-    names[1].rename(names[0].with_name("20000101000000000"))  # as if the clock had been set back
+    names[1].rename(names[0].with_name("20000101000000000"))
     (tmp_path / "watermark").unlink()
     with MessageStore.open(tmp_path, read_only=True) as store:
         assert [message.queue_offset for message in store.query("t", "k", 12)] == list(range(18, 30))
@@ -235,7 +233,6 @@ def test_search_by_time_survives_retention(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("meanwhile", [False, True])
 def test_search_by_key_survives_retention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: bool) -> None:
-    """Deleted messages are not found, although the reader may still have some of their files open."""
     config, look = StoreConfig(mappedFileSizeCommitLog=8192, mappedFileSizeConsumeQueue=200), query.message_at
 
     def overtaken(log: CommitLog, physical_offset: int, confirm_offset: int) -> StoredMessage:
@@ -257,7 +254,6 @@ def test_search_by_key_survives_retention(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_search_by_time_over_a_lost_segment_ends(tmp_path: Path) -> None:
-    """Retention deletes segments only from the head, so the search must not retry."""
     config = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200)
     with MessageStore.open(tmp_path / "mq", config=config) as store:
         store.create_topic("t", 1)

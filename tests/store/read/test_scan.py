@@ -1,5 +1,3 @@
-"""Splitting a range into batches, and the checks of a scan."""
-
 from __future__ import annotations
 
 import shutil
@@ -78,7 +76,6 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
 
 @pytest.mark.parametrize("kind", [np.int8, np.int16])
 def test_numpy_offsets_are_accepted(store: MessageStore, kind: Callable[[int], int]) -> None:
-    """Small integer types would overflow if used in arithmetic as passed."""
     start, end, was = kind(20), kind(50), store.fingerprint("t", 0, 20)
     assert was is not None
     for batches in (store.scan("t", 0, start, end), store.to_arrow("t", queues={kind(0): (start, end)})):
@@ -155,7 +152,6 @@ def test_headers_are_always_compared_with_the_queue(store: MessageStore, name: s
 
 
 def test_properties_are_read_only_if_needed(store: MessageStore) -> None:
-    """Without the CRC check, the topic and properties are only read for a column or a filter."""
     whole = pa.Table.from_batches(store.scan("t", 0, 0, 60, ("queueOffset", "body")))
     properties = len(b"TAGS\x01Aa\x02")
     damage(store, 3, -properties - PROPERTIES_LENGTH_BYTES - len("t"))
@@ -198,7 +194,7 @@ def test_wrong_tags_code_is_an_error(store: MessageStore, code: int) -> None:
 
 @pytest.mark.parametrize("expression", [None, "Aa", "none"])
 def test_empty_entry_is_an_error_for_any_filter(store: MessageStore, expression: str | None) -> None:
-    """Its tags code equals that of a message without a tag, so a filter must not use it."""
+    """Its tags code is the one of a message without a tag, so a filter must not use it."""
     change_entry(store, 5, "size", 0)
     change_entry(store, 5, "tags_code", 0)
     accept = message_filter(expression)
@@ -286,8 +282,6 @@ def test_to_arrow_reads_a_range_of_time(filled: Filled) -> None:
 
 
 def test_range_of_time_includes_archived_messages_correctly(filled: Filled, tmp_path: Path) -> None:
-    """Messages that only the archive has must neither be skipped as older than `begin` nor included regardless of
-    `end`."""
     store = filled.store
     filled.put("orders", 0, 300, size=1000)
     filled.put("orders", 0, 1)

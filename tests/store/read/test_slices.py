@@ -72,7 +72,6 @@ def test_only_short_scattered_records_are_copied(tmp_path: Path, body: bytes, pi
 
 
 def test_filter_selects_raw_records_by_hash(store: MessageStore) -> None:
-    """ "Aa" and "BB" have the same hash, so the client must compare the tags."""
     store.create_topic("alike", 1)
     store.put_many([Message("alike", b"", tags=tag) for tag in ("Aa", "BB", "C")])
     raw = store.get_message("g", "alike", 0, 0, 32, TagFilter.parse("Aa"), as_records=True)

@@ -1,5 +1,3 @@
-"""Requests that tests send to a served store."""
-
 from __future__ import annotations
 
 import struct
@@ -42,7 +40,6 @@ class Broker(NamedTuple):
 
 
 def send(kind: type[SendMessage] = SendMessageV2, **fields: object) -> SendMessage:
-    """Return the header of a message to queue 0 of topic orders."""
     usual: dict[str, object] = {
         "producer_group": "producers",
         "topic": "orders",

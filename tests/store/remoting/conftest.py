@@ -33,7 +33,6 @@ def broker(store: MessageStore, client: Client) -> Iterator[Broker]:
 
 @pytest.fixture
 def no_thread_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the next start of a thread fail."""
     start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:

@@ -149,7 +149,6 @@ def test_only_listed_codes_require_an_admin(broker: Broker) -> None:
         *(RequestCode.UPDATE_AND_CREATE_TOPIC, RequestCode.DELETE_TOPIC_IN_BROKER, RequestCode.DELETE_TOPIC_IN_NAMESRV),
         *(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, RequestCode.DELETE_SUBSCRIPTIONGROUP),
         *(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET),
-        # sent to clients
         *(RequestCode.CHECK_TRANSACTION_STATE, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED),
         RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
     }

@@ -8,7 +8,6 @@ from tests.waiting import PATIENCE
 
 
 def test_sends_continue_after_a_thread_failed_to_start(store: MessageStore, no_thread_once: None) -> None:
-    """The current sender gets an error."""
     appending = Appending(store)
     with pytest.raises(RuntimeError, match="new thread"):
         appending.append([Message("orders", b"refused", queue_id=0)], {}, 0)

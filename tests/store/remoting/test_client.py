@@ -1,5 +1,3 @@
-"""The client: many concurrent requests on one connection, and its errors without an answer."""
-
 from __future__ import annotations
 
 import gc
@@ -68,7 +66,6 @@ def test_lost_connection_is_opened_again(broker: Broker) -> None:
 
 
 def answered(connection: socket.socket) -> Command:
-    """Answer the next request of a connection, and return it."""
     (length,) = LENGTH.unpack(connection.recv(LENGTH.size, socket.MSG_WAITALL))
     request = decode(connection.recv(length, socket.MSG_WAITALL))
     connection.sendall(encode(Command(ResponseCode.SUCCESS, opaque=request.opaque, flag=CommandFlag.RESPONSE)))

@@ -76,7 +76,7 @@ def test_changed_frame_is_a_command_or_refused(command: Command, data: st.DataOb
         changed = decode(frame)
     except BadFrame:
         return
-    changed.serialization = Serialization.JSON  # JSON can hold every code
+    changed.serialization = Serialization.JSON
     assert decode(encode(changed)[4:]) == changed
 
 

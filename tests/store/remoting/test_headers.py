@@ -1,5 +1,3 @@
-"""Headers are encoded as RocketMQ's code does; missing or invalid fields are refused with its messages."""
-
 from __future__ import annotations
 
 from typing import Any, get_type_hints
@@ -45,7 +43,7 @@ def test_codes_equal_rocketmqs() -> None:
 def test_headers_of_rocketmq_are_read(line: dict[str, Any]) -> None:
     header = OF_CODE[line["code"]].of(line["fields"])
     assert line["fields"].items() <= header.texts().items()
-    further = header.texts().keys() - line["fields"].keys()  # these have a default
+    further = header.texts().keys() - line["fields"].keys()
     assert further <= {"acceptStandardJsonOnly"}
 
 

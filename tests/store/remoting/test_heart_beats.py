@@ -110,7 +110,6 @@ def lost_connection(beats: HeartBeats) -> Connection:
 
 
 def test_client_of_a_lost_connection_is_no_member(beats: HeartBeats) -> None:
-    """Otherwise no event would remove it, and its share of the queues would not be read."""
     request = Request(Command(RequestCode.HEART_BEAT, body=MADE), lost_connection(beats))
     assert beats.handlers()[RequestCode.HEART_BEAT](request).code == ResponseCode.SUCCESS
     assert (beats.clients.consumers("group"), beats.clients.producers("producers")) == ({}, {})
@@ -128,7 +127,6 @@ def test_wrong_group_does_not_affect_others_of_a_heartbeat(broker: Broker, store
 
 
 def test_lost_connection_leaves_no_group_locked(beats: HeartBeats, store: MessageStore) -> None:
-    """Even if another group of the same heartbeat is refused."""
     with pytest.raises(InvalidGroup):
         beats.handlers()[RequestCode.HEART_BEAT](Request(beat("group", "a/b"), lost_connection(beats)))
     assert not is_served(store.path, "group")
@@ -161,7 +159,7 @@ def test_memory_for_clients_of_a_connection_is_limited(broker: Broker, monkeypat
     with Client() as client:
         other = Broker(broker.serving, client)
         assert fits(other, "a", 6000)
-        assert fits(broker, "e")  # client a moved to another connection
+        assert fits(broker, "e")
         assert not fits(other, "c", 6000)
     until(lambda: members(broker) == ["c", "d", "e"])
     for id in "cde":
@@ -375,7 +373,6 @@ def test_last_commit_of_a_leaving_client_counts_first(
 
 
 def test_client_continues_at_the_offsets_of_a_dead_member(store: MessageStore, broker: Broker) -> None:
-    """The member had not persisted yet, and the group had clients here before."""
     queue = Queue("orders", 0)
     broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a"))
     broker.ask(RequestCode.UNREGISTER_CLIENT, UnregisterClient("a", None, "group"))

@@ -45,7 +45,7 @@ from tests.waiting import until
 
 FRAMES = int(os.environ.get("HOSTILE_FRAMES", "400"))
 SEED = int(os.environ.get("HOSTILE_SEED", str(random.randrange(1 << 30))))
-SECONDS = 0.2  # without an answer: then the server is waiting for the rest of a frame
+SECONDS = 0.2
 MEMORY_BYTES = 64 << 20  # allowed growth, whatever the number of frames
 BEAT = (
     b'{"clientID":"me@1","consumerDataSet":[{"groupName":"g","subscriptionDataSet":[{"topic":"other","subString":"*",'
@@ -119,7 +119,7 @@ def test_changed_frames_leak_no_resources(
     store: MessageStore, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     chance, process = random.Random(SEED), psutil.Process()
-    caplog.set_level(logging.ERROR, "store.remoting")  # records of each connection would use memory
+    caplog.set_level(logging.ERROR, "store.remoting")
     store.create_topic("other", 2)
     with serve(store, "127.0.0.1:0", config=BrokerConfig(autoCreateTopicEnable=False)) as serving:
         broker = Broker(serving, client)
@@ -132,7 +132,7 @@ def test_changed_frames_leak_no_resources(
         until(lambda: serving.held == 0)
         gc.collect()
         assert process.memory_info().rss - before < MEMORY_BYTES, f"HOSTILE_SEED={SEED}"
-        assert process.num_fds() <= descriptors + 100  # queue files
+        assert process.num_fds() <= descriptors + 100
         assert process.num_threads() <= threads + 8
         assert broker.send(b"still here").code == ResponseCode.SUCCESS
     errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
@@ -159,7 +159,7 @@ class Stranger:
                     if answer.opaque == asked.opaque and answer.is_response:
                         assert answer.code == ResponseCode.SUCCESS
                         return True
-        except (ConnectionError, TimeoutError):  # it waits for the rest of a frame
+        except (ConnectionError, TimeoutError):
             pass
         self.socket.close()
         return False

@@ -43,7 +43,6 @@ def test_unfinished_frames_of_all_share_one_budget(store: MessageStore, client: 
 
 
 def test_held_pulls_leave_memory_for_requests(store: MessageStore, client: Client) -> None:
-    """However long their filters are."""
     with serve(store, "127.0.0.1:0", limits=ServerLimits(memory_bytes=MIB)) as serving:
         broker = Broker(serving, client)
         tags = "x" * 30_000
@@ -82,7 +81,6 @@ def test_address_with_most_connections_loses_one(store: MessageStore, client: Cl
 
 
 def test_large_frames_need_a_signed_request_first(store: MessageStore, tmp_path: Path) -> None:
-    """Only with accounts."""
     path = tmp_path / "plain_acl.yml"
     path.write_text(ACCOUNTS)
     large = struct.pack(">i", 6 * MIB)
@@ -104,13 +102,11 @@ def test_large_frames_need_a_signed_request_first(store: MessageStore, tmp_path:
 
 
 def test_header_with_many_fields_is_refused() -> None:
-    """Many small fields use much more memory than their bytes."""
     with pytest.raises(BadFrame, match="at most 256"):
         decode(encode(Command(RequestCode.HEART_BEAT, {str(number): "" for number in range(257)}))[4:])
 
 
 def test_refused_requests_leave_nothing_in_memory(broker: Broker) -> None:
-    """Memory is freed without the garbage collector, which may run late."""
     body = bytes(5 * MIB)
     gc.collect()
     gc.disable()

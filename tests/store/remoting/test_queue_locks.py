@@ -51,7 +51,7 @@ def test_one_client_owns_a_queue(broker: Broker) -> None:
     assert ask(broker, RequestCode.LOCK_BATCH_MQ, "b", 0, 1, 2) == [2]
     assert ask(broker, RequestCode.LOCK_BATCH_MQ, "b", 0, group="other") == [0]
     assert ask(broker, RequestCode.LOCK_BATCH_MQ, "a", 0, 1) == [0, 1]
-    ask(broker, RequestCode.UNLOCK_BATCH_MQ, "b", 0)  # not its own
+    ask(broker, RequestCode.UNLOCK_BATCH_MQ, "b", 0)
     assert ask(broker, RequestCode.LOCK_BATCH_MQ, "b", 0) == []
     ask(broker, RequestCode.UNLOCK_BATCH_MQ, "a", 0)
     assert ask(broker, RequestCode.LOCK_BATCH_MQ, "b", 0, 1) == [0]
@@ -111,7 +111,6 @@ def lock(locks: Locks, on: Connection, client_id: str, *ids: int, group: str = "
 
 
 def test_only_existing_queues_can_be_locked() -> None:
-    """No state is kept for a client without a lock."""
     locks, on = Locks(lambda: TOPICS), connection()
     assert lock(locks, on, "a", -1, 0, 3, 4, 1 << 30) == [0, 3]
     for number in range(100):

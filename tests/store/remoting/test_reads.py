@@ -24,8 +24,6 @@ def reads() -> Iterator[ArchiveReads]:
 
 
 class Archive:
-    """An archive that answers when the test lets it, and records the order of requests."""
-
     def __init__(self) -> None:
         self.gate = threading.Event()
         self.asked: list[str] = []

@@ -1,5 +1,3 @@
-"""All filters of pulls together are bounded, and long ones are parsed by a worker."""
-
 from __future__ import annotations
 
 import pytest
@@ -53,7 +51,6 @@ def test_too_long_filter_is_refused(words: str) -> None:
 
 
 def test_pull_with_a_long_filter(broker: Broker) -> None:
-    """A worker parses it; then the pull is answered or held as usual."""
     broker.send(b"body", properties=f"TAGS\1{expression(7, 300)}\2")
     assert broker.pull(0, tags=expression(7, 300)).result().code == ResponseCode.SUCCESS
     held = broker.pull(1, tags=expression(8, 300), seconds=60)

@@ -116,7 +116,6 @@ def test_wrong_resets_are_refused(broker: Broker) -> None:
 
 
 def test_group_without_permission_cannot_consume(broker: Broker, store: MessageStore) -> None:
-    """Until it is allowed again, by any client."""
     broker.send(b"body")
     for enabled in (True, False, True):
         broker.ask(CONFIGURE, None, json.dumps({"groupName": "group", "consumeEnable": enabled}).encode())

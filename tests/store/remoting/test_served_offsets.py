@@ -135,7 +135,7 @@ def test_concurrent_persists_keep_the_last_commit(
         monkeypatch.undo()
         offsets.commit("g", QUEUE, 9)
         leaving.start()
-        leaving.join(0.2)  # or it waits for the first thread
+        leaving.join(0.2)
         flush()
 
     offsets.commit("g", QUEUE, 7)
@@ -220,7 +220,6 @@ def test_commits_count_in_the_order_of_a_client(broker: Broker, store: MessageSt
 @pytest.mark.parametrize("beyond", [1, (1 << 63) - 1])
 @pytest.mark.parametrize("by", ["commit", "pull"])
 def test_group_cannot_commit_beyond_the_end(broker: Broker, store: MessageStore, beyond: int, by: str) -> None:
-    """It would skip all messages up to there."""
     store.put_many([Message("orders", b"x", queue_id=1)] * 7)
     for at in (5, 7 + beyond if beyond == 1 else beyond):
         if by == "commit":

@@ -104,7 +104,7 @@ def test_client_that_does_not_read_gets_no_further_checks(store: MessageStore) -
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         deaf.connect((host, int(port)))
         deaf.sendall(encode(Command(RequestCode.HEART_BEAT, {}, beat % b"producers")))
-        until(lambda: store.max_offset(HALF_TOPIC, 0) >= 8)  # the checks are counted, and the client is asked
+        until(lambda: store.max_offset(HALF_TOPIC, 0) >= 8)
         broker.send(b"other", properties=HALF, producer_group="others")
         broker.ask(RequestCode.HEART_BEAT, body=beat % b"others")
         counted = []

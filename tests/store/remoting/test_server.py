@@ -1,5 +1,3 @@
-"""Clients that are hostile, slow, too many, or disconnected do not affect others."""
-
 from __future__ import annotations
 
 import random
@@ -38,7 +36,6 @@ def connected(address: str) -> Iterator[socket.socket]:
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Return whether the other end closes it without an answer."""
     try:
         return connection.recv(1) == b""
     except ConnectionResetError:
@@ -58,7 +55,7 @@ def refused(store: MessageStore) -> dict[str, int]:
     "data",
     [
         b"GET / HTTP/1.1\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
         struct.pack(">i", MAX_FRAME_BYTES),
         struct.pack(">i", -5),
         struct.pack(">ii", 8, 1 << 20) + bytes(4),
@@ -74,7 +71,6 @@ def test_connection_of_another_protocol_is_closed(broker: Broker, store: Message
 
 
 def test_changed_frames_do_not_affect_others(broker: Broker, store: MessageStore) -> None:
-    """No other client gets a wrong answer, and no resources leak."""
     before, chance = broker.serving.connections, random.Random(7)
     frame = encode(Command(RequestCode.SEND_MESSAGE_V2, send(topic="other").texts(), b"body"))
     for _ in range(200):
@@ -145,7 +141,7 @@ def test_slow_client_that_makes_progress_is_not_closed(store: MessageStore) -> N
         until(lambda: len(serving._server._intake) == 1)
         (connection,) = serving._server._intake
         before = 0.0
-        for _ in range(3):  # each timeout starts later
+        for _ in range(3):
             until(lambda: (connection.stuck_since or 0) > before)  # noqa: B023
             before = connection.stuck_since or 0
             busy.sendall(frame[-1:] + frame[:-1])
@@ -155,7 +151,6 @@ def test_slow_client_that_makes_progress_is_not_closed(store: MessageStore) -> N
 
 
 def test_unread_answers_use_no_memory(store: MessageStore) -> None:
-    """Neither answered pulls nor completed held pulls; all arrive once the client reads."""
     size, at_once, held = 200_000, 300, 50
     store.put(Message("orders", bytes(size), queue_id=0))
     pulls = [pull_frame(0, opaque) for opaque in range(at_once)]
@@ -214,7 +209,6 @@ with MessageStore.open(sys.argv[1]) as store, serve(store, "127.0.0.1:0", tls=tl
 
 @pytest.mark.parametrize("is_tls", [False, True])
 def test_connections_leave_descriptors_for_the_store(tmp_path: Path, is_tls: bool) -> None:
-    """Also connections that never start a TLS handshake."""
     path, own = tmp_path / "mq", certificate(tmp_path) if is_tls else None
     with MessageStore.open(path) as store:
         store.create_topic("orders", 60)
@@ -245,7 +239,6 @@ def test_unfinished_handshake_is_closed(store: MessageStore, tmp_path: Path) -> 
 
 
 def test_request_sent_with_the_end_of_the_handshake(store: MessageStore, tmp_path: Path) -> None:
-    """It is answered. A request that is cut off has no effect."""
     own = certificate(tmp_path)
     with serve(store, "127.0.0.1:0", tls=own.server()) as serving:
         for missing in (200, 1, 0):

@@ -40,7 +40,6 @@ def test_periodic_work_continues_after_an_error(caplog: pytest.LogCaptureFixture
 
 
 def test_forked_child_closes_nothing_of_its_parent(store: MessageStore, caplog: pytest.LogCaptureFixture) -> None:
-    """Nor does it write the group's offsets at the fork: the parent has newer ones."""
     store.put(Message("orders", b"x", queue_id=1))
     queue = Queue("orders", 1, broker=BrokerConfig.brokerName)
     with serve(store, "127.0.0.1:0") as serving:

@@ -13,11 +13,10 @@ from store.remoting.headers import CommitOffset, Topic, TopicQueue
 from store.remoting.serving import serve
 from tests.store.remoting.broker import Broker, send
 
-WIDE = 8192  # queues of one topic
+WIDE = 8192
 
 
 def test_surveys_do_not_block_other_requests(store: MessageStore, broker: Broker) -> None:
-    """More connections than there are workers ask for the statistics of a wide topic."""
     store.create_topic("wide", WIDE)
     with ExitStack() as clients:
         others = [Broker(broker.serving, clients.enter_context(Client(timeout=60))) for _ in range(8)]
@@ -29,7 +28,6 @@ def test_surveys_do_not_block_other_requests(store: MessageStore, broker: Broker
 
 
 def test_commits_of_many_groups_share_writes(store: MessageStore, broker: Broker) -> None:
-    """These groups have no members, so each commit is in the file when it is answered."""
     store.put(Message("orders", b"x", queue_id=0))
     commits = [CommitOffset(f"group-{n}", "orders", 0, 1) for n in range(300)]
     answers = [broker.begin(RequestCode.UPDATE_CONSUMER_OFFSET, commit) for commit in commits]
@@ -56,7 +54,6 @@ def test_number_of_invented_groups_is_limited(store: MessageStore, client: Clien
 
 
 def test_number_of_new_groups_of_a_heartbeat_is_limited(store: MessageStore, broker: Broker) -> None:
-    """Later heartbeats create the other groups."""
     groups = [f"group-{n}" for n in range(40)]
     subscription = {"topic": "orders", "subString": "*"}
     consumers = [{"groupName": group, "subscriptionDataSet": [subscription]} for group in groups]
@@ -69,7 +66,6 @@ def test_number_of_new_groups_of_a_heartbeat_is_limited(store: MessageStore, bro
 
 
 def test_new_topics_do_not_block_senders(store: MessageStore, broker: Broker) -> None:
-    """Each new topic rewrites the table of topics. A message to an existing topic goes with the next append."""
     made = [broker.begin(RequestCode.SEND_MESSAGE_V2, send(topic=f"made-{n}"), b"x") for n in range(400)]
     with Client(timeout=60) as other:
         assert Broker(broker.serving, other).send(b"x").code == ResponseCode.SUCCESS
@@ -79,8 +75,6 @@ def test_new_topics_do_not_block_senders(store: MessageStore, broker: Broker) ->
 
 
 def test_oldest_message_is_found_in_the_log(store: MessageStore, broker: Broker) -> None:
-    """Without looking at every queue."""
-
     def earliest() -> int:
         answer = broker.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
         return int(json.loads(bytes(answer.body))["table"]["earliestMessageTimeStamp"])

@@ -1,5 +1,3 @@
-"""Scheduling of requests from several connections."""
-
 from __future__ import annotations
 
 import threading
@@ -70,7 +68,6 @@ def test_connection_with_many_requests_does_not_block_others() -> None:
 
 
 def test_requests_of_a_client_that_does_not_read_wait(turns: WorkerPool) -> None:
-    """Answers to such a client would stay in memory."""
     stuck, gone = connection(), connection()
     asked = []
     for each in (stuck, gone):
@@ -126,7 +123,6 @@ def is_closing(turns: WorkerPool) -> bool:
 
 
 def test_requests_continue_after_a_thread_failed_to_start(no_thread_once: None) -> None:
-    """The current request gets an error."""
     turns = WorkerPool(1, "test")
     with pytest.raises(RuntimeError, match="new thread"):
         turns.begin(connection(), lambda: False)
@@ -135,7 +131,6 @@ def test_requests_continue_after_a_thread_failed_to_start(no_thread_once: None) 
 
 
 def test_ordered_request_waits_for_earlier_ones(turns: WorkerPool) -> None:
-    """Only for those of its own connection; and later ones of that connection wait for it."""
     gate, its, another = threading.Event(), connection(), connection()
     before = turns.begin(its, lambda: gate.wait(PATIENCE))
     last = turns.begin(its, lambda: before.done(), after_others=True)
@@ -149,13 +144,12 @@ def test_ordered_request_waits_for_earlier_ones(turns: WorkerPool) -> None:
 
 
 def test_close_keeps_the_order_of_requests(turns: WorkerPool) -> None:
-    """A client's last commit must win, and is written when the server closes."""
     gate, its, said = threading.Event(), connection(), list[int]()
     turns.begin(its, lambda: gate.wait(PATIENCE))
 
     def say(number: int) -> None:
         if not number % 2:
-            threading.Event().wait(0.01)  # otherwise the next one would overtake it
+            threading.Event().wait(0.01)
         said.append(number)
 
     for number in range(10):

@@ -1,5 +1,3 @@
-"""Clients of a served store see archived messages as readers of its directory do."""
-
 from __future__ import annotations
 
 import logging
@@ -48,7 +46,7 @@ from tests.waiting import until
 
 ORDERS = Queue("orders", 0)
 COUNT = 300
-COMMIT = 1  # in a pull's sysFlag
+COMMIT = 1
 MOST = (1 << 31) - 1
 
 
@@ -176,7 +174,6 @@ def test_offset_before_the_archive_is_too_small(broker: Broker, store: MessageSt
 
 
 def test_messages_archived_and_deleted_are_not_skipped(broker: Broker, store: MessageStore) -> None:
-    """Even within the short time in which cached archive metadata is used."""
     for _ in range(3):
         end = store.max_offset("orders", 0)
         assert number(archived(broker, 0)) == 0
@@ -253,7 +250,6 @@ def test_single_archived_messages_are_found(broker: Broker, store: MessageStore)
 
 
 def test_archived_message_is_sent_back(broker: Broker, store: MessageStore) -> None:
-    """Whatever record this log has at that offset."""
     for n in (0, 1, 50):
         message = archived(broker, n)
         back = SendBack(message.physical_offset, "group", -1, message.msg_id, "orders")
@@ -292,7 +288,6 @@ def test_id_of_another_archive_is_refused(broker: Broker, store: MessageStore, t
 
 
 def test_failed_archived_messages_are_retried(broker: Broker, store: MessageStore) -> None:
-    """Some archived messages, partly with ids of their own, and some of the store."""
     failing = {*range(0, 20, 2), *range(COUNT - 20, COUNT, 3)}
 
     def fail(message: ReceivedMessage) -> None:
@@ -313,7 +308,7 @@ def test_slow_archive_does_not_block_others(broker: Broker, store: MessageStore)
     with Client(timeout=60) as flooding:
         flood, other = [], Broker(broker.serving, flooding)
 
-        def is_stuck() -> bool:  # recently read messages are cached
+        def is_stuck() -> bool:
             flood.append(other.pull(len(flood) % 100))
             flood.append(other.begin(RequestCode.GET_MIN_OFFSET, TopicQueue("orders", 0)))
             return Gated.waiting > 0

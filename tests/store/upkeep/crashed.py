@@ -1,5 +1,3 @@
-"""Directories as machine crashes leave them."""
-
 from __future__ import annotations
 
 import random

@@ -23,11 +23,10 @@ GOOD = zlib.compress(b"good" * 100)
         (GOOD, SYS_COMPRESSED | 0x400, "a compression type that RocketMQ 5.3 does not know"),
         (GOOD, SYS_COMPRESSED, None),
         (b"plain", 0x200, None),
-        (zlib.compress(bytes(1 << 20)), SYS_COMPRESSED, None),  # more than the store's limit
+        (zlib.compress(bytes(1 << 20)), SYS_COMPRESSED, None),
     ],
 )
 def test_corrupt_compressed_body_is_found(tmp_path: Path, body: bytes, flag: int, said: str | None) -> None:
-    """The record's checksum is right, so no other check finds the damaged flag."""
     config = StoreConfig(mappedFileSizeCommitLog=SIZE, maxDecompressedMessageSize=1 << 16)
     with MessageStore.open(tmp_path, config=config) as store:
         store.create_topic("t", 1)

@@ -106,7 +106,6 @@ def test_first_record_with_a_wrong_position_is_kept(path: Path) -> None:
 
 
 def test_moving_the_queue_away_resolves_the_error(path: Path) -> None:
-    """For an operator who knows that the queue is wrong."""
     rename(path, 1, 9)
     with pytest.raises(CorruptRecord, match="move consumequeue/t/1 out"):
         repair(path)
@@ -118,7 +117,6 @@ def test_moving_the_queue_away_resolves_the_error(path: Path) -> None:
 
 @pytest.mark.parametrize("of", [(0, 3), (1, 9), (2, 0)])
 def test_extra_entry_is_no_wrong_record(path: Path, of: tuple[int, int]) -> None:
-    """The queue that its record names has the entry, too."""
     file = path / "consumequeue/t/0" / f"{200:020d}"
     data = (path / f"consumequeue/t/{of[0]}" / f"{0:020d}").read_bytes()[of[1] * 20 :][:20]
     file.write_bytes((data + data).ljust(200, b"\0"))

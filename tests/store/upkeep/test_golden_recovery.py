@@ -1,5 +1,3 @@
-"""Recover directories that RocketMQ brokers wrote."""
-
 from __future__ import annotations
 
 import shutil
@@ -114,7 +112,7 @@ def test_delivery_times_are_the_brokers(
     assert codes(path) == expected
     assert verify(path, config=config).findings == []
     damaged = entries(delays(path)[0]).copy()
-    damaged["tags_code"][0] = 5  # long before it was stored
+    damaged["tags_code"][0] = 5
     damaged["tags_code"][1] = 1 << 60
     delays(path)[0].write_bytes(damaged.tobytes())
     (finding,) = verify(path, config=config).findings

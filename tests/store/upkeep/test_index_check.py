@@ -76,7 +76,7 @@ def test_times_after_an_undone_append_with_a_clock_set_back(tmp_path: Path, monk
         store._index.truncate(end)
     assert verify(tmp_path).findings == []
     header = field_offset(INDEX_HEADER, "end_timestamp") + INDEX_HEADER["end_timestamp"].itemsize
-    flip(files(tmp_path)[0], header - 2, 5)  # eight seconds
+    flip(files(tmp_path)[0], header - 2, 5)
     assert "another time than their records" in verify(tmp_path).findings[0].what
 
 
@@ -100,9 +100,9 @@ def test_damage_of_any_byte_is_found(path: Path) -> None:
     last = files(path)[-1]
     right = last.read_bytes()
     free = {
-        *range(14, 16),  # part of the end time that is below a second
-        field_offset(INDEX_HEADER, "slots_used") + 3,  # see below
-        *range(file_bytes(SLOTS, 0), file_bytes(SLOTS, 1)),  # entry 0, never used
+        *range(14, 16),
+        field_offset(INDEX_HEADER, "slots_used") + 3,
+        *range(file_bytes(SLOTS, 0), file_bytes(SLOTS, 1)),
         *range(entry(1, "seconds"), entry(1, "seconds") + 4),  # RocketMQ computes a file's first entry differently
     }
     used = set(range(entry(LAST + 1, "key_hash"))) - free

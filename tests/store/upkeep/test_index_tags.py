@@ -57,7 +57,6 @@ def test_repair_indexes_tags(theirs: Path) -> None:
 @pytest.mark.parametrize("keys", [1, 255, 256, 1000])
 @pytest.mark.parametrize("entries", [300, 4000])
 def test_indexed_tags_are_detected_after_many_keys(tmp_path: Path, filed: bool, keys: int, entries: int) -> None:
-    """As with trace messages. The tagged message is at the end of one batch of records, and across it."""
     config = StoreConfig(maxHashSlotNum=1000, maxIndexNum=entries, tagIndexEnable=filed)
     with MessageStore.open(tmp_path, config=config) as store:
         store.create_topic("orders", 1)

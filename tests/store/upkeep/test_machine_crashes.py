@@ -23,7 +23,6 @@ from tests.store.upkeep.crashed import SIZE, SMALL, Crashed, another_boot, damag
 
 @pytest.mark.parametrize("seed", range(50))
 def test_crash_loses_no_flushed_message(crashed: Crashed, seed: int) -> None:
-    """No torn message is served, and every served one was put."""
     path, flushed, end = crashed
     chance = random.Random(seed)
     with MessageStore.open(path.parent / "live", read_only=True) as live:
@@ -34,7 +33,7 @@ def test_crash_loses_no_flushed_message(crashed: Crashed, seed: int) -> None:
         count = sum(1 for q, _ in flushed if q == queue)
         for file in sorted((path / f"consumequeue/t/{queue}").iterdir()):
             damage(file, min(max(count * 20 - int(file.name), 0), 200), chance)
-    if chance.random() < 0.2:  # files created since the flush
+    if chance.random() < 0.2:
         for file in sorted((path / "commitlog").iterdir()):
             if int(file.name) >= end:
                 file.unlink()
@@ -48,7 +47,6 @@ def test_crash_loses_no_flushed_message(crashed: Crashed, seed: int) -> None:
 
 @pytest.mark.parametrize("length", [20, 600])
 def test_message_with_a_lost_sector_in_properties_is_dropped(tmp_path: Path, length: int) -> None:
-    """Its body's CRC and all lengths are right."""
     live, path = tmp_path / "live", tmp_path / "mq"
     with MessageStore.open(live, config=SMALL) as store:
         store.create_topic("t", 1)
@@ -78,7 +76,7 @@ def test_zeros_in_a_resent_brokers_message_do_not_end_the_log(tmp_path: Path, ag
         halves = transactions.prepare([row]) if again == "committed" else []
         store.put_many([row] if not halves else [])
         file = live / "commitlog" / segment_name(0)
-        file.write_bytes(file.read_bytes().replace(b"x" * 1200, bytes(1200)))  # a broker accepts such properties
+        file.write_bytes(file.read_bytes().replace(b"x" * 1200, bytes(1200)))
         store.flush()
         if halves:
             transactions.commit(halves)
@@ -101,7 +99,6 @@ def test_crash_without_a_loss_loses_nothing(crashed: Crashed) -> None:
 
 
 def test_reader_before_and_after_the_recovery(crashed: Crashed) -> None:
-    """The reader follows the log itself, and the watermark once a writer has recovered it."""
     path, flushed, end = crashed
     for file in (path / "commitlog").iterdir():
         damage(file, min(max(end - int(file.name), 0), SIZE), random.Random(1))
@@ -203,7 +200,6 @@ def test_no_offset_is_given_twice_after_damage_of_flushed_data(path: Path, part:
 
 @pytest.mark.parametrize("flushed", [5, 40, 63])
 def test_each_key_is_indexed(tmp_path: Path, flushed: int) -> None:
-    """Keys of index files that may not be on the device, of flushed messages, and of later ones."""
     live, path = tmp_path / "live", tmp_path / "mq"
     config = replace(SMALL, maxHashSlotNum=20, maxIndexNum=50)
     messages = [Message("t", b"%d" % number, keys=(f"k{number}",)) for number in range(64)]

@@ -112,7 +112,6 @@ def test_topic_deleted_by_its_broker_stays_deleted(path: Path, use: Callable[[Pa
 
 
 def test_queues_begin_at_the_begin_of_a_shortened_log(path: Path) -> None:
-    """After pre-blank entries as RocketMQ writes them."""
     with MessageStore.open(path, read_only=True) as reader:
         before = bodies(reader)
     for start in (0, SIZE, 2 * SIZE):
@@ -280,7 +279,6 @@ def test_index_of_another_log_is_rebuilt(tmp_path: Path) -> None:
 
 
 def test_queues_older_than_the_last_retention_are_rebuilt(path: Path, tmp_path: Path) -> None:
-    """As from a backup: the first remaining messages have no entry, and those before them are deleted."""
     shutil.copytree(path / "consumequeue", tmp_path / "older")
     with MessageStore.open(path, config=replace(SMALL, deleteFileBatchMax=100)) as store:
         store.put_many([Message("t", bytes(300), queue_id=n % 3) for n in range(60)])

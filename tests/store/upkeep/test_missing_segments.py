@@ -27,7 +27,6 @@ def path(tmp_path: Path) -> Path:
 
 
 def told(path: Path) -> list[str]:
-    """Return the warnings of opening for writing."""
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         MessageStore.open(path).close()

@@ -72,7 +72,7 @@ def test_queues_not_filled_yet_by_a_running_broker(path: Path, monkeypatch: pyte
     assert (finding.where, finding.what) == ("topic t, queue 0, offset 20", "10 messages have no entry in the queue")
 
     def fill(seconds: float) -> None:
-        with late.open("r+b") as file:  # may run twice: other threads sleep too
+        with late.open("r+b") as file:
             file.write(entries)
 
     monkeypatch.setattr("store.upkeep.queues_check.time.sleep", fill)  # runs while the check waits
@@ -91,13 +91,12 @@ def cleaned(path: Path) -> tuple[int, int]:
 
 @pytest.mark.parametrize("which", ["one", "all"])
 def test_damaged_entries_of_deleted_records_are_found(tmp_path: Path, which: str) -> None:
-    """No record exists to compare them with, and readers would misjudge the queue's begin."""
     path = tmp_path / "mq"
     first, end = cleaned(path)
     file = path / QUEUE / segment_name(first // 10 * 200)
     sound = file.read_bytes()
     before = first % 10 * 20
-    damaged = sound[20:before] + sound[:20] if which == "one" else bytes(before)  # the last one no longer ascends
+    damaged = sound[20:before] + sound[:20] if which == "one" else bytes(before)
     file.write_bytes(damaged + sound[before:])
     (finding,) = verify(path).findings
     assert finding.where == "topic t, queue 0"

@@ -147,15 +147,15 @@ def test_file_that_ends_with_the_logs_first_record_is_kept(path: Path) -> None:
 
 @pytest.mark.parametrize("zeros", [True, False], ids=["zeros", "without its name"])
 def test_lost_newest_file_needs_no_walk_of_the_whole_log(path: Path, zeros: bool) -> None:
-    """Its keys are indexed again after those of the earlier files, although the saved ends list the lost file."""
-    (path / "abort").touch()  # it was killed, and the machine crashed
+    """Its keys are indexed again, although the saved ends list the lost file."""
+    (path / "abort").touch()
     newest = files(path)[-1]
     assert newest.name in QueueEnds.read(path).index  # type: ignore[union-attr]
     another_boot(path)
     newest.write_bytes(bytes(newest.stat().st_size)) if zeros else newest.unlink()
     log = path / "commitlog" / segment_name(0)
     content = bytearray(log.read_bytes())
-    content[88] ^= 1  # in a body: a walk of the log would find it
+    content[88] ^= 1
     log.write_bytes(content)
     with MessageStore.open(path) as store:
         log.write_bytes(bytes([*content[:88], content[88] ^ 1, *content[89:]]))

@@ -1,5 +1,3 @@
-"""When recovery runs, and when it refuses. Its results: `test_machine_crashes` and others."""
-
 from __future__ import annotations
 
 import json
@@ -35,7 +33,6 @@ def test_recovery_excludes_other_writers(path: Path) -> None:
 
 
 def test_recovery_is_idempotent(path: Path) -> None:
-    """After any partial write of the queues, the next run has the same result."""
     with MessageStore.open(path, read_only=True) as reader:
         expected = bodies(reader)
     for keep in range(0, 540, 45):

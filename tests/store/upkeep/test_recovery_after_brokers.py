@@ -29,7 +29,7 @@ def test_messages_that_a_broker_appended_are_found(path: Path) -> None:
         put(broker, 7)
         expected = bodies(broker)
     (path / "watermark").write_bytes(before)
-    for queue in range(3):  # the queues may not have them yet
+    for queue in range(3):
         for file in sorted((path / f"consumequeue/t/{queue}").iterdir())[-1:]:
             os.truncate(file, 160)
             os.truncate(file, 200)
@@ -116,7 +116,7 @@ def test_checkpoint_limits_the_torn_end_of_a_brokers_log(path: Path) -> None:
         Point.FIRST_BYTE, Point.CHECKPOINT, Filed.CHECKPOINT
     )
     with MessageStore.open(path, read_only=True) as reader:
-        stored = reader.get_message("g", "t", 0, 0, 1).messages[0].store_timestamp  # all at once
+        stored = reader.get_message("g", "t", 0, 0, 1).messages[0].store_timestamp
     (path / "watermark").unlink()
     (path / "abort").write_text("1")
     file = path / "commitlog" / segment_name(SIZE)
@@ -161,7 +161,7 @@ def test_index_rebuilt_by_a_broker_is_completed(tmp_path: Path, first_kept: int,
     store = MessageStore.open(live, config=SMALL)
     store.create_topic("t", 1)
     store.put_many([Message("t", b"%d" % n, keys=(f"k{n}",)) for n in range(60)])
-    shutil.copytree(live, path)  # as a killed writer leaves it
+    shutil.copytree(live, path)
     store.close()
     ours = {name: (path / name).read_bytes() for name in ("watermark", "queueends")}
     count = 60

@@ -1,5 +1,3 @@
-"""Requirements of a repair. Repairs: `test_verify`, `test_queues_check`, `test_index_check`."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -37,16 +37,13 @@ SMALL = StoreConfig(
 @pytest.mark.parametrize(
     ("hour", "used", "asked", "forced", "reason", "starts"),
     [
-        # no reason to delete
         (3, 10, False, False, Reason.NOT_NOW, []),
         (5, 75, False, False, Reason.NOT_NOW, []),
-        # by age
         (4, 10, False, False, Reason.HOUR, [1000, 1100]),
         (4, 75, True, False, Reason.HOUR, [1000, 1100]),
         (5, 10, True, False, Reason.ASKED, [1000, 1100]),
         (5, 76, False, False, Reason.DISK_FILLING, [1000, 1100]),
         (4, 85, True, False, Reason.DISK_FILLING, [1000, 1100]),
-        # regardless of age
         (5, 86, False, False, Reason.DISK_FULL, [1000, 1100, 1200]),
         (4, 95, True, True, Reason.DISK_FULL, [1000, 1100, 1200]),
         (5, 10, False, True, Reason.FORCED, [1000, 1100, 1200]),
@@ -87,7 +84,6 @@ def test_used_percent_equals_dfs(tmp_path: Path) -> None:
 
 
 def age(path: Path, days: float, *numbers: int) -> None:
-    """Set the modification time of these log segments, or of all, to so many days ago."""
     for number, file in enumerate(sorted((path / "commitlog").iterdir())):
         if not numbers or number in numbers:
             os.utime(file, (time.time() - days * DAYS,) * 2)
@@ -140,7 +136,7 @@ def test_old_segments_and_their_entries_are_deleted(path: Path) -> None:
         assert store.put(Message("t", b"next", queue_id=1)).queue_offset == 1
         assert store.clean(asked=True).log == []
     (path / "watermark").unlink()
-    with MessageStore.open(path) as store:  # recovered from the log alone
+    with MessageStore.open(path) as store:
         assert kept(store) == list(range(15, 30))
         assert store.offsets("t", 1) == (1, 2)
 
@@ -190,7 +186,6 @@ def test_dry_run_deletes_nothing_and_needs_no_writer(path: Path) -> None:
 
 
 def test_deleted_files_are_reported(tmp_path: Path) -> None:
-    """Files of log, queues and index, and the bytes that they used on the device."""
     with MessageStore.open(tmp_path, config=replace(SMALL, maxHashSlotNum=20, maxIndexNum=20)) as store:
         store.create_topic("t", 1)
         store.put_many([Message("t", bytes(1000), keys=(f"k{n}",)) for n in range(50)])
@@ -285,7 +280,6 @@ print(store.path)
 
 
 def test_other_processes_lose_only_old_messages(path: Path) -> None:
-    """Tails never step back and heads never pass them, while segments are deleted as fast as they are written."""
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], cwd=Path(__file__).parents[3])
     lost = read = 0
     with MessageStore.open(path, read_only=True) as reader:
@@ -312,7 +306,7 @@ def test_append_dies_during_retention(tmp_path: Path, monkeypatch: pytest.Monkey
     config = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, flushIntervalCommitLog=3_600_000)
     with MessageStore.open(tmp_path, config=config) as store, MessageStore.open(tmp_path, config=config) as dying:
         store.create_topic("t", 2)
-        store.put_many([Message("t", b"x", queue_id=0) for _ in range(10)])  # fills a file
+        store.put_many([Message("t", b"x", queue_id=0) for _ in range(10)])
         store.put_many([Message("t", bytes(500), queue_id=1) for _ in range(30)])
         unlink = Path.unlink
         died: list[int] = []
@@ -338,7 +332,6 @@ def test_append_dies_during_retention(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_last_published_record_before_an_empty_segment_is_kept(tmp_path: Path) -> None:
-    """The next segment is an empty file, so the log ends at the end of a segment."""
     path = tmp_path / "mq"
     with MessageStore.open(path, config=SMALL) as store:
         store.create_topic("t", 1)

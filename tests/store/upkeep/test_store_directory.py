@@ -67,7 +67,6 @@ def test_sizes_are_set_by_the_first_opening(tmp_path: Path) -> None:
 
 
 def test_concurrent_creation_with_other_sizes_is_refused(tmp_path: Path) -> None:
-    """The second store looked for existing sizes before the first had written any."""
     directory = StoreDirectory.at(tmp_path)
     directory.create()
     small = directory.configuration(SMALL)
@@ -82,7 +81,6 @@ def test_concurrent_creation_with_other_sizes_is_refused(tmp_path: Path) -> None
 
 
 def test_store_created_concurrently_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is created while this process checks the directory's contents."""
     listed = Path.iterdir
 
     def list_later(path: Path) -> Iterator[Path]:
@@ -99,7 +97,7 @@ def test_missing_sizes_are_added_to_the_settings(tmp_path: Path) -> None:
     conf = tmp_path / "config/store.conf"
     conf.write_text("# mine\nmappedFileSizeCommitLog=8192\nlistenPort=7")
     with MessageStore.open(tmp_path, config=replace(SMALL, maxIndexNum=50)) as store:
-        assert store.config.mappedFileSizeCommitLog == 8192  # the settings in the directory win
+        assert store.config.mappedFileSizeCommitLog == 8192
     assert conf.read_text() == (
         "# mine\nmappedFileSizeCommitLog=8192\nlistenPort=7\n"
         "mappedFileSizeConsumeQueue=200\nmaxHashSlotNum=5000000\nmaxIndexNum=50\n"
@@ -112,7 +110,6 @@ def test_missing_sizes_are_added_to_the_settings(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("left", [b"", b"\0" * 700, b"\n", None])
 def test_empty_or_lost_settings_are_a_warning(three_segments: Path, left: bytes | None) -> None:
-    """`clean` would use another fileReservedTime."""
     conf = three_segments / "config/store.conf"
     what = "lost" if left is None else "empty, as after a crash"
     conf.unlink() if left is None else conf.write_bytes(left)

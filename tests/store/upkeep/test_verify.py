@@ -174,7 +174,7 @@ def test_bytes_after_the_log_are_found(path: Path) -> None:
 )
 def test_wrong_files_are_found(path: Path, file: str, content: bytes, what: str) -> None:
     (path / file).write_bytes(content)
-    (path / f"{file}.bak").unlink(missing_ok=True)  # otherwise the backup would be used
+    (path / f"{file}.bak").unlink(missing_ok=True)
     findings = [finding.what for finding in verify(path).findings]
     assert what in findings[0]
     assert len(set(findings)) == len(findings)
@@ -205,7 +205,6 @@ def test_concurrent_writes_and_retention_give_no_findings(path: Path) -> None:
 
 @pytest.mark.parametrize("again", [False, True])
 def test_topic_deleted_during_the_check_is_not_reported(path: Path, again: bool) -> None:
-    """The other topics are checked as usual."""
     patch_log(path, 20, BODY + 5, b"!")
     expected = verify(path).findings
     shutil.copytree(path, copy := path.parent / "copy")
