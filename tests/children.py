@@ -14,7 +14,7 @@ def in_a_child(work: Callable[[], object]) -> str:
     if child == 0:
         try:
             os.write(write, str(work()).encode())
-        except BaseException as error:  # noqa: BLE001 - the parent's test says what it was
+        except BaseException as error:  # noqa: BLE001 - the parent's test shows it
             os.write(write, repr(error).encode())
         finally:
             os._exit(0)

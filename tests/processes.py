@@ -60,6 +60,6 @@ def seen(look: Callable[[], list[int]], patience: float = PATIENCE) -> list[int]
     often."""
     begin = time.monotonic()
     while not (found := look()):
-        assert (taken := time.monotonic() - begin) < patience, f"nobody came in {taken:.0f} s"
+        assert (taken := time.monotonic() - begin) < patience, f"no process was found within {taken:.0f} s"
         time.sleep(0.005)
     return found

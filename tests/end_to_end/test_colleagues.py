@@ -19,7 +19,9 @@ from tests.children import in_a_child
 SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, maxHashSlotNum=50, maxIndexNum=60)
 ALICE, BOB, STRANGER = 12001, 12002, 12003  # users, each with a group of the same id
 TEAM = 13000
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else: run this as root, in CI too")
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can become another user: run this as root, in CI too"
+)
 
 
 def as_user(user: int, groups: list[int], umask: int, work: Callable[[], object]) -> str:
@@ -139,7 +141,7 @@ def test_new_files_inherit_the_directorys_rights(tmp_path: Path, mode: int, umas
     for folder in (root / "a", root / "a" / "b"):
         assert stat.S_IMODE(folder.stat().st_mode) == mode & 0o2775
     assert stat.S_IMODE((root / "a" / "b" / "file").stat().st_mode) == mode & 0o664
-    assert stat.S_IMODE((root / "old").stat().st_mode) == 0o640 & ~umask, "what is there stays as it is"
+    assert stat.S_IMODE((root / "old").stat().st_mode) == 0o640 & ~umask, "an existing file keeps its rights"
     with pytest.raises(StoreUnavailable, match="File exists"):
         open_file(root / "old", os.O_EXCL)
     with pytest.raises(StoreUnavailable, match="File exists"):

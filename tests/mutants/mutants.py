@@ -158,7 +158,7 @@ MUTANTS = [
         ("tests/store/upkeep/test_retention.py",),
     ),
     Mutant(
-        "retention that deletes what is not archived yet",
+        "retention that deletes unarchived segments",
         "store/upkeep/retention.py",
         "if kept_from is None or each.start + size <= kept_from]",
         "if kept_from is None or each.start <= kept_from]",
@@ -179,7 +179,7 @@ MUTANTS = [
         ("tests/store/read/test_query.py",),
     ),
     Mutant(
-        "retention that deletes what is not yet flushed",
+        "retention that deletes unflushed segments",
         "store/api/message_store.py",
         "            writer.settle()\n",
         "            pass\n",

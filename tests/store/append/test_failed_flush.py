@@ -44,7 +44,7 @@ def test_any_failed_flush_stops_appends(path: Path, device: Device, number: int)
         with MessageStore.open(path) as again:
             put(again, 50, 51)
             found = bodies(again)
-            assert bodies(reader) == found, "also in the files that a recovery makes anew"
+            assert bodies(reader) == found, "also in the files that a recovery replaces"
     assert not (path / "abort").exists()
     assert found == {(n % 2, n // 2): f"{n}".encode() for n in range(51)}
     check_log(path, 51)
@@ -94,7 +94,7 @@ def test_refused_messages_do_not_come_back(
             assert again.query("t", "refused") == []
             put(again, 10, 11)
             again.put_many([Message("t", bytes(600), queue_id=1)] * 20)
-            assert bodies(reader) == bodies(again), "nor to who had the files open that were made anew"
+            assert bodies(reader) == bodies(again), "nor to a reader that had the replaced files open"
     check_log(path, 31)
 
 

@@ -41,7 +41,7 @@ def test_iteration_yields_messages(store: MessageStore, orderly: bool) -> None:
             found.append(int(message.body))
             if len(found) == 31:
                 break
-    assert found[16] in found[17:] or not orderly, "what was in hand comes again"
+    assert found[16] in found[17:] or not orderly, "the message in hand is delivered again"
     assert Counter(found) == Counter([*range(30), found[16]])
 
 

@@ -237,7 +237,7 @@ def test_corrected_offset_of_a_broker_is_returned(moody: Moody) -> None:
         with log.hold({queue: 2}, time.monotonic() + 60, EVERYTHING, 60) as held:
             assert next(held) == QueueRange(queue, 1, 1)
         with log.hold({queue: 4}, time.monotonic() + 60, EVERYTHING, 60) as held:
-            assert next(held) == QueueRange(queue, 4, 4), "it is shorter, and who reads looks what that means"
+            assert next(held) == QueueRange(queue, 4, 4), "the queue is shorter; the caller checks why"
 
 
 def test_reset_of_a_group_is_logged(moody: Moody, caplog: pytest.LogCaptureFixture) -> None:

@@ -216,7 +216,7 @@ def test_zeros_are_not_mistaken_for_retention(path: Path) -> None:
                 told.add(lost)
         assert lost < first or verify(path).findings
         file.write_bytes(before)
-    assert told, "where a search meets them"
+    assert told, "a search reads some of them"
     assert min(told) >= first - 1
 
 

@@ -39,9 +39,9 @@ def test_ends_of_another_log_do_not_match(path: Path) -> None:
         end, last = store.confirm_offset, store.get_message("g", "t", 2, 24).messages[0].physical_offset
     assert agree(path)
     others = {("t", 0): 25, ("t", 1): 25}
-    assert agree(path, at=last, of={**others, ("t", 2): 24}), "what was appended since is read from the log"
+    assert agree(path, at=last, of={**others, ("t", 2): 24}), "later messages are read from the log"
     assert not agree(path, end=last), "the log ends before"
-    assert not agree(path, end=last, of={}), "it does, whatever the queues say"
+    assert not agree(path, end=last, of={}), "the log ends before, for any queues"
     assert not agree(path, end=last, at=last), "an entry of a record that is not there"
     assert not agree(path, of={("t", 2): 26})
     log = path / "commitlog" / segment_name(last // 4096 * 4096)

@@ -253,12 +253,12 @@ def test_damaged_offsets_of_deleted_topics_are_an_error(tmp_path: Path, said: st
     with pytest.raises(CorruptStore, match="deletedTopics is damaged, for deletedTopicsCrc does not fit"):
         topics.deletions()
     file.write_text(re.sub(r'"deletedTopicsCrc": \d+,', "", text))
-    assert topics.deletions() == {"t": 2415}, "a version before wrote none"
+    assert topics.deletions() == {"t": 2415}, "an earlier version wrote none"
 
 
 def test_records_of_existing_topics_count(tmp_path: Path) -> None:
     topics = Topics(tmp_path)
-    assert topics.table().is_there("any", 0), "without a table nobody knows"
+    assert topics.table().is_there("any", 0), "without a table any topic may exist"
     for name in ("listed", "again"):
         topics.create(name, 1)
     for name in ("queue/0", "empty"):

@@ -94,7 +94,7 @@ def page() -> str:
     parts = [HEAD]
     for name in (*docs, "UsageError"):
         if by_class[name]:
-            about = " ".join(docs.get(name, "Of the command line: what was typed cannot be done.").split())
+            about = " ".join(docs.get(name, "Of the command line: the given words cannot be carried out.").split())
             rows = [f"- `{message.replace('`', chr(39))}`" for message in sorted(by_class[name])]
             parts.append("\n".join([f"## {name}", about, "", *rows, ""]))
     return "\n".join(parts)

@@ -216,7 +216,7 @@ def test_each_key_is_indexed(tmp_path: Path, flushed: int) -> None:
         ]
     index = Index.of(path, config, writable=False)
     filed = sum(index.file(name).header()["next_entry"] - 1 for name in index.names())
-    assert filed - 64 <= 1, "where it goes on it files a record again, as RocketMQ does"
+    assert filed - 64 <= 1, "it indexes the record where it continues again, as RocketMQ does"
     assert verify(path).findings == []
 
 

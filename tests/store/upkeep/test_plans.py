@@ -21,12 +21,14 @@ def test_every_directory_has_exactly_one_plan(evidence: Evidence) -> None:
         assert plan is None
         return
     assert plan is not None
-    assert (plan.begin is Point.FLUSHED) == (evidence.published and evidence.queues), "else queues are made anew"
+    assert (plan.begin is Point.FLUSHED) == (evidence.published and evidence.queues), "otherwise the queues are rebuilt"
     alive = evidence.published and evidence.current
-    assert (plan.trusted is Point.CONFIRMED) == alive, "what is published is there"
+    assert (plan.trusted is Point.CONFIRMED) == alive, "everything published is in the files"
     assert (plan.trusted is Point.FLUSHED) == (evidence.published and not alive)
-    assert plan.left_well == (not alive and not evidence.abort), "then nothing may lie behind the end"
-    assert (plan.filed is Filed.ALL) == (alive or not evidence.abort), "who leaves in good order flushes the index"
+    assert plan.left_well == (not alive and not evidence.abort), "then nothing may follow the end"
+    assert (plan.filed is Filed.ALL) == (alive or not evidence.abort), "a clean close flushes the index"
     if not evidence.published:
-        assert (plan.trusted is Point.LAST_SEGMENT) == (not evidence.abort), "a clean end may be torn nowhere before"
+        assert (plan.trusted is Point.LAST_SEGMENT) == (not evidence.abort), (
+            "only the last segment of a clean log may be torn"
+        )
         assert (plan.trusted is Point.CHECKPOINT) == (evidence.abort and evidence.checkpoint)
