@@ -54,7 +54,7 @@ POLL_SECONDS = 0.5
 
 
 class PolledHeld:
-    """Polls, and ignores the message filter."""
+    """Queues that are polled until a deadline. Ignores the message filter, so a range may contain no match."""
 
     def __init__(
         self,
@@ -123,7 +123,10 @@ _MAX_BODY_BYTES = StoreConfig().maxDecompressedMessageSize
 
 @dataclass(frozen=True)
 class ArchiveAddress:
-    """The archive at an fsspec URL or in a directory. options: JSON, not shown in errors."""
+    """An archive at an fsspec URL or in a directory.
+
+    options: JSON for the file system; left out of the repr, so that errors do not show secrets.
+    """
 
     url: str
     options: str = field(default="", repr=False)
@@ -154,7 +157,7 @@ class ArchiveAddress:
 
 
 class ArchiveLog:
-    """Each call uses the current metadata."""
+    """A log over the archive's current metadata: each call loads them again if they changed."""
 
     is_ordered = False  # each queue has a log of its own
 
@@ -222,7 +225,7 @@ class ArchiveLog:
     def _steady(self, look: Callable[[ArchivedQueues], Found], oldest: float = 0.0) -> Found:
         """Call `look` with a catalog that is at most `oldest` seconds old.
 
-        If an object was deleted since, retry with a newer catalog. Raises as `look`.
+        If an object was deleted after the catalog was read, retry with a newer catalog. Raises as `look`.
         """
         queues = self._queues(oldest)
         while True:
@@ -280,7 +283,7 @@ class ArchiveLog:
         return _scan(self._queues().holding(wanted), wanted, spec)
 
     def checked(self, wanted: QueueRange, max_bytes: int) -> Iterator[CheckedBlock]:
-        """As `checked_blocks`, for a range. Raises as `scan`."""
+        """Yield the messages of a range as checked raw records, see `scan.checked_blocks`. Raises as `scan`."""
         it = self._queues().holding(wanted)
         if wanted.length > 0:
             with it.ahead(wanted.start, wanted.end) as (log, queue):
@@ -289,8 +292,8 @@ class ArchiveLog:
     def messages(self, wanted: QueueRange, *, raw: bool = False) -> Iterator[StoredMessage]:
         """Yield the messages of a range with decompressed bodies.
 
-        Raises as `scan`, after the messages before a damaged one.
-        raw: yield a body that does not decompress as it is stored.
+        raw: yield a body as it is stored if it cannot be decompressed. Raises as `scan`. If a message is damaged, all
+        messages before it are yielded first.
         """
         rest, where = wanted, self._queues().where(wanted.queue)
         try:
@@ -307,10 +310,10 @@ class ArchiveLog:
             yield from self.messages(rest._replace(start=middle), raw=raw)
 
     def records(self, wanted: QueueRange, message_filter: MessageFilter, most: int, max_bytes: int) -> RecordPieces:
-        """Return the first records of a range that match, see `archive.served_records`.
+        """Return the first records of a range that match, as `served_records` describes.
 
-        most, max_bytes: limits of the result, which has at least the first match. Raises as `scan`, for a damaged
-        record only if it is the first.
+        most, max_bytes: limits of the result. The first match is returned even if it is larger. Raises as `scan`, but
+        for a damaged record only if it is the first.
         """
 
         def first(queues: ArchivedQueues) -> RecordPieces:
@@ -326,7 +329,7 @@ class ArchiveLog:
         return self.records(wanted._replace(end=(wanted.start + wanted.end) // 2), message_filter, most, max_bytes)
 
     def named(self, physical_offset: int) -> QueueRange:
-        """Return the range of the one message with this name, see `served_records`. Raises `OffsetLost`."""
+        """Return the range of the one message that a `served_records` name identifies. Raises `OffsetLost`."""
         what = named(physical_offset)
         topics = {number: topic for topic, number in self._queues().catalog.topics.items()}
         if what is None or what.topic_number not in topics:
@@ -360,7 +363,10 @@ class ArchiveLog:
         self.close()
 
     def _queues(self, oldest: float = 0.0) -> ArchivedQueues:
-        """Return the same object as before if the metadata are unchanged. oldest: their age in seconds."""
+        """Return the archived queues, from metadata at most `oldest` seconds old.
+
+        The result is the same object as before if the metadata are unchanged.
+        """
         known = self._known
         if known is not None and time.monotonic() < self._read_at + oldest:
             return known

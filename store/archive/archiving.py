@@ -1,8 +1,8 @@
 """Archiving: copy messages of a store's queues into segments of the archive.
 
-The order of writes: a segment of a queue's log and one of its entries, their keys, metadata that name the segments.
-Readers ignore other objects, which a killed process may leave. The next run overwrites these with the same bytes and
-more.
+The order of writes: a segment of a queue's log and one of its entries, their keys, and last the metadata that name the
+segments. A killed process may leave objects that no metadata name. Readers ignore them, and the next run overwrites
+them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ Progress = Callable[[int, int], None]  # messages archived so far, and in all
 
 
 class Archived(NamedTuple):
-    """messages, bytes: archived. deleted: number of expired objects. forgotten: deleted messages of deleted topics."""
+    """The result of one run: numbers of archived messages and bytes, of deleted objects, and of forgotten messages.
+
+    deleted: objects that have expired. forgotten: archived messages that were deleted because their topic was.
+    """
 
     messages: int = 0
     bytes: int = 0
@@ -62,7 +65,9 @@ class Piece:
     """A part of a queue: one segment of its log and one of its entries."""
 
     def __init__(self, archived: ArchivedQueue, offset: int, old: tuple[bytes, bytes] | None = None) -> None:
-        """offset: queue offset of the first message. old: log and entries of the last segments, to continue."""
+        """offset: queue offset of the first message. old: contents of the queue's last segments (log, entries), if this
+        piece rewrites them with more messages.
+        """
         self.begin, self.end = NO_TIME, NO_TIME
         if old is not None:
             log, entries = archived.log[-1], archived.entries[-1]
@@ -100,8 +105,9 @@ class Piece:
         self.end = max(self.end, int(times.max())) if known else int(times.max())
 
     def write(self, place: ArchivePlace, queue: str, *, sealed: bool) -> tuple[Segment, Segment, Fingerprint]:
-        """Write both segments, read them back and compare. Return them (log, entries) and the last message's
-        fingerprint.
+        """Write both segments. Return them (log, entries) and the last message's fingerprint.
+
+        Each segment is read back and compared.
         """
         log, entries = b"".join(self._log), b"".join(self._entries)
         for kind, base, data in ((COMMIT_LOG, self.base, log), (CONSUME_QUEUE, self.entries_base, entries)):
@@ -182,7 +188,11 @@ class Archiving:
         return Archived(done, taken)
 
     def _passing(self, queue: Queue, passed: dict[Queue, StoreError], work: Callable[[], Result]) -> Result | None:
-        """Return None if the topic was deleted, or if an error was added to `passed`."""
+        """Return the result of `work`.
+
+        Return None if the topic was deleted, or if `work` failed in a way that concerns only this queue. The error is
+        then added to `passed`.
+        """
         try:
             return work()
         except UnknownTopic:
@@ -197,8 +207,8 @@ class Archiving:
     def _save(self) -> None:
         """Write the index, then metadata that name all written segments.
 
-        The store's log is flushed first: if it lost archived records in a crash, the archive would look like another
-        store's.
+        The store's log is flushed first. Otherwise a crash could remove records that are already archived, and the
+        archive would look like another store's.
         """
         begin, end = self._stretch
         if begin < end:
@@ -241,7 +251,9 @@ class Archiving:
         return lost.stop
 
     def _queue(self, queue: Queue, start: int, end: int) -> Iterator[Archived]:
-        """Raise `ArchiveOfAnother` if the topic was recreated concurrently."""
+        """Archive a range of one queue, and yield the counts of each piece. Raises `ArchiveOfAnother` if the topic was
+        recreated concurrently.
+        """
         piece: Piece | None = None
         limit = min(_BLOCK_BYTES, self._piece_bytes)
         of_store = self._published.of(queue.topic, queue.queue_id)

@@ -98,9 +98,9 @@ _MOST_TOPICS = 1 << 30  # half of the index's int32 range, to leave numbers for 
 
 @dataclass(frozen=True)
 class Segment:
-    """One object of a file: its bytes [base, base + size).
+    """One object of a file, with bytes [base, base + size) of that file.
 
-    begin, end: earliest and latest store time, ms; final if `sealed`, because nothing more is appended.
+    begin, end: earliest and latest store time, ms. sealed: nothing more is appended, so the times are final.
     """
 
     base: int
@@ -121,9 +121,11 @@ Segments = tuple[Segment, ...]
 class ArchivedQueue:
     """The archived part of one queue. Its log and its entries are each contiguous.
 
-    next_offset: the next queue offset to archive if there are no entries.
-    indexed_from: the index has all keys from this queue offset on.
-    last: fingerprint of the last message in the store's log. Like `indexed_from`, None if a broker wrote the archive.
+    next_offset: the next queue offset to archive if there are no entries. indexed_from: the index has the keys of all
+    messages from this queue offset on. last: fingerprint of the last archived message, with its offset in the store's
+    log.
+
+    indexed_from and last are None if a broker wrote the archive.
     """
 
     log: Segments = ()
@@ -156,7 +158,10 @@ class ArchivedQueue:
 
 @dataclass(frozen=True)
 class Catalog:
-    """topics: topic to its number in the archive. index: segments of the key index, each complete in itself."""
+    """The topics, queues and index of an archive.
+
+    topics: maps each topic to its number in the archive. index: segments of the key index. Each can be searched alone.
+    """
 
     broker: str
     topics: Mapping[str, int] = field(default_factory=dict)
@@ -164,14 +169,16 @@ class Catalog:
     index: Segments = ()
 
     def of_topics(self) -> dict[str, tuple[Queue, ...]]:
-        """Return topics and their queues, sorted. Queue ids have no gaps: queues that are not archived are included."""
+        """Return the topics, sorted, each with its queues. Queue ids have no gaps: queues that are not archived are
+        included.
+        """
         counts: dict[str, int] = dict.fromkeys(sorted(self.topics), 0)
         for queue in (queue for queue, archived in self.queues.items() if not archived.is_forgotten):
             counts[queue.topic] = max(counts.get(queue.topic, 0), queue.queue_id + 1)
         return {topic: tuple(Queue(topic, each) for each in range(count)) for topic, count in counts.items() if count}
 
     def queue(self, queue: Queue) -> ArchivedQueue | None:
-        """Return None for queues that are not in `of_topics`."""
+        """Return the archived part of a queue, None if the queue is not in `of_topics`."""
         found = self.queues.get(queue)
         if found is None and queue in self.of_topics().get(queue.topic, ()):
             return ArchivedQueue()
@@ -201,7 +208,7 @@ class Catalog:
 
     @staticmethod
     def parse(where: str, data: bytes) -> Catalog | None:
-        """Return None if the metadata name no broker, and so no queue and no segment.
+        """Parse the metadata. Return None if they name no broker, and therefore no queue and no segment.
 
         where: the path for error messages. Raises `CorruptStore`.
         """
@@ -316,7 +323,9 @@ def _as_json(path: str, kind: str, segment: Segment, now: int) -> dict[str, Any]
 
 
 def _segments(path: Path, listed: dict[str, Any], name: str) -> Segments:
-    """Return the segments in order, without empty ones. A lone empty one stays: it has the queue's first log offset."""
+    """Return the segments in order, without empty ones. If the only segment is empty, it is kept, because it holds the
+    offset at which the queue's log continues.
+    """
 
     def segment(base: str, said: Mapping[str, Any]) -> Segment:
         def of(key: str, maximum: int = LONG_MAX) -> int:

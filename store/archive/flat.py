@@ -66,12 +66,12 @@ class FlatFile:
 
 
 class FlatLog:
-    """A queue's own log, as one endless segment. A `RecordLog` and `Stretches`."""
+    """A queue's own log, with the interface of a store's log that has one endless segment."""
 
     size = _ENDLESS
 
     def __init__(self, file: FlatFile, begin: int, view: Callable[[int, int], Bytes] | None = None) -> None:
-        """view: returns bytes by offset and length; default: from the file."""
+        """view: returns the bytes at an offset; by default they are read from the file."""
         self._file = file
         self._begin = begin
         self._view = view
@@ -96,7 +96,7 @@ class FlatLog:
 
 
 class FlatConsumeQueue:
-    """A queue's entries. An `EntryQueue`."""
+    """A queue's entries, with the interface of a store's consume queue."""
 
     def __init__(self, queue: Queue, read: Read, max_offset: int) -> None:
         self.topic, self.queue_id = queue.topic, queue.queue_id
@@ -153,7 +153,7 @@ class ReadAhead:
 
 
 class FlatQueue:
-    """The archived part of one queue. begin: the first offset of its log that is not deleted."""
+    """The archived part of one queue, for reading. begin: the first offset of its log that is not deleted."""
 
     def __init__(self, objects: ByteReader, folder: str, path: str, queue: Queue, archived: ArchivedQueue) -> None:
         self.queue = queue
@@ -183,7 +183,8 @@ class FlatQueue:
     def _read_entries(self, begin: int, end: int) -> bytes:
         """Return bytes [begin, end) of the entries. Raises `OffsetLost`.
 
-        Objects of a recreated topic may have the same names; its log begins after this one's end.
+        After the topic was recreated, new objects may have the same names. They are recognized because their log begins
+        after the end of this one.
         """
         data = self._entries_file.read(begin, end)
         if (np.frombuffer(data[: CQ_ENTRY.itemsize], CQ_ENTRY)["physical_offset"] >= self._end).any():
@@ -209,7 +210,7 @@ class FlatQueue:
         return found
 
     def offset_of(self, physical_offset: int) -> int | None:
-        """Return None if no record begins at this log offset."""
+        """Return the queue offset of the record at a log offset, None if no record begins there."""
         at = physical_offset + field_offset(RECORD_HEADER, "queue_offset")
         width = RECORD_HEADER["queue_offset"].itemsize
         if not self.begin <= physical_offset <= at + width <= self._end:
@@ -225,7 +226,7 @@ class FlatQueue:
 
     @contextmanager
     def ahead(self, start: int, end: int) -> Iterator[tuple[FlatLog, FlatConsumeQueue]]:
-        """Yield log and entries with prefetching, to read messages [start, end) in order.
+        """Yield log and entries that prefetch, to read messages [start, end) in order.
 
         The range must not be empty. On exit, requests that are not sent yet are cancelled.
         """

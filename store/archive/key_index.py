@@ -42,8 +42,7 @@ _WRONG = "it was changed or cut; restore it from a copy"
 def segment_bytes(items: Items, begin: int, end: int, slots: int = INDEX_SLOTS) -> bytes:
     """Encode a segment.
 
-    items: ordered by offset in each queue.
-    begin: to which the items' seconds are relative, ms.
+    items: ordered by offset in each queue. begin: store time (ms) to which the `seconds` of the items are relative.
     end: the latest store time, ms.
     """
     items = items[::-1]
@@ -81,7 +80,9 @@ class Filing:
     def write(
         self, catalog: Catalog, existing: KeyIndex, write: Callable[[str, bytes], None], first: int = 0
     ) -> tuple[Segments, list[str]]:
-        """Write the keys to new segments. Return all index segments, and the objects to delete once these are saved.
+        """Write the keys to new segments. Return all segments of the index, and the paths of objects that they replace.
+
+        The caller deletes these objects after it saved the metadata.
 
         existing: the catalog's index. first: the lowest offset for a new segment. Raises as `write`, and `OffsetLost`,
         `CorruptSegment`, `ObjectsUnavailable`.
@@ -120,10 +121,10 @@ class KeyIndex:
         self._at_once = 1 + objects.ahead
 
     def candidates(self, hashes: Sequence[int], begin: int = 0) -> list[tuple[Items, Int64s]]:
-        """Return items with these hashes and their store times (ms, rounded to seconds), the newest segment first.
+        """Return the items with these hashes and their store times (ms, rounded to seconds), the newest segment first.
 
-        begin: skip segments with only older messages (ms). Raises `OffsetLost` if a segment is missing, as with a stale
-        catalog; `CorruptSegment`, `ObjectsUnavailable`.
+        begin: skip segments in which all messages are older (ms). Raises `OffsetLost` if a segment is missing, as after
+        a deletion that the caller's catalog does not know; `CorruptSegment`, `ObjectsUnavailable`.
         """
         asked = [each for each in reversed(self._segments) if each.named.end >= begin]
         if self._at_once == 1 or len(asked) == 1:
@@ -169,7 +170,9 @@ class _Segment:
         return items["key_hash"].astype(np.int64) % self._slot_count()
 
     def _must_be(self, is_sound: bool) -> None:
-        """Raise `CorruptSegment` unless sound: otherwise a zeroed segment would look like a missing key."""
+        """Raise `CorruptSegment` if a check failed. Without checks, a zeroed segment would look as if it lacked the
+        key.
+        """
         if not is_sound:
             raise CorruptSegment(f"{self._file.where}: keys in another slot than theirs; {_WRONG}")
 
@@ -179,7 +182,7 @@ class _Segment:
         return np.frombuffer(self._read(at, length), ARCHIVE_INDEX_ITEM) if length else np.empty(0, ARCHIVE_INDEX_ITEM)
 
     def _slot_count(self) -> int:
-        """The first slot's items follow the last slot, so the slot's position gives the number of slots."""
+        """Return the number of slots, from the first slot's position: its items follow the last slot."""
         if not self._slots:
             head = self._read(0, ARCHIVE_INDEX_HEADER.itemsize + ARCHIVE_INDEX_SLOT.itemsize)
             header = np.frombuffer(head, ARCHIVE_INDEX_HEADER, 1)[0]

@@ -1,7 +1,8 @@
 """Checks that an archive belongs to this store, and finds the offset at which archiving of each queue continues.
 
 For each queue, the metadata have the fingerprint of the last archived message (`ArchivedQueue.last`). It is compared
-with the store's message at that offset. If it is missing or differs, the records themselves are compared.
+with the fingerprint of the store's message at that offset. If one of them is missing or they differ, the records are
+compared.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ class Kin:
     def last(self, it: FlatQueue) -> Fingerprint | None:
         """Return the fingerprint of the last archived message, after checking that the store has the same message.
 
-        If the store has deleted that message, return the fingerprint in the metadata. Raises `ArchiveOfAnother`,
-        `OffsetLost` if the store's first message is after the archive's end, and `UnknownTopic`.
+        If the store deleted that message, return the fingerprint in the metadata. Raises `ArchiveOfAnother`,
+        `OffsetLost` if messages between the archive's end and the store's first message are missing, and
+        `UnknownTopic`.
         """
         queue, end, was = it.queue, it.archived.max_offset, it.archived.last
         while True:
@@ -99,7 +101,8 @@ class Kin:
             return True
 
     def begin(self, queue: Queue) -> int:
-        """Return the first offset of the topic as it exists now; lower offsets belong to a deleted topic.
+        """Return the queue's first offset since its topic was created; lower offsets belong to a deleted topic of that
+        name.
 
         Raises `UnknownTopic`, `UnknownQueue`.
         """
@@ -123,9 +126,10 @@ class Kin:
         return it.archived.last is None or it.archived.last.physical_offset < self._log.min_offset()
 
     def _may_follow(self, it: FlatQueue) -> bool:
-        """Return whether the store's queue can continue the archive, whose end is the store's first offset.
+        """Return whether the store's queue can continue the archive, which ends at the store's first offset.
 
-        The queue may still have the entry before its first offset. If so, it must name the last archived message.
+        The queue's files may still have the entry before its first offset. If so, it must refer to the last archived
+        message.
         """
         if (last := it.archived.last) is None:
             return True
@@ -158,9 +162,9 @@ def _without_place(record: bytes) -> bytes:
 class ArchiveState(NamedTuple):
     """How far each queue is archived.
 
-    begins: the queue offset at which archiving continues. last: fingerprint of the message before it, None if unknown.
-    passed: the errors of queues that cannot be archived. If one queue is another store's, or its topic was recreated,
-    all queues of the topic are in it.
+    begins: the queue offset at which archiving continues. last: fingerprint of the message before that offset, None if
+    unknown. passed: the errors of queues that cannot be archived. If one queue belongs to another store or its topic
+    was recreated, all queues of the topic are listed.
     """
 
     begins: dict[Queue, int]
@@ -198,7 +202,7 @@ class ArchiveState(NamedTuple):
         return queue.topic in others or isinstance(self.passed.get(queue), OffsetLost)
 
     def is_doubtful(self, *, is_remembered: bool) -> bool:
-        """Return whether the archive may be another store's: some queue cannot be archived, or no queue continues.
+        """Return whether the archive may be another store's: some queue has an error, or no queue continues.
 
         is_remembered: the store's settings name this archive. Then lost or damaged messages alone raise no doubt.
         """
@@ -206,10 +210,10 @@ class ArchiveState(NamedTuple):
         return has_others or not (self.begins or self.passed) or (bool(self.passed) and not is_remembered)
 
     def is_of_store(self, kin: Kin, place: ArchivePlace, catalog: Catalog, *, is_remembered: bool = False) -> bool:
-        """Return whether the archive is empty, or the store's log has the last archived message of any queue.
+        """Return whether the archive is empty, or the store's log has the last archived message of at least one queue.
 
-        is_remembered: the store's settings name this archive. Then return True, too, if no queue has an error and
-        retention may have deleted all those messages. Raises `ObjectsUnavailable`.
+        is_remembered: the store's settings name this archive. Then the result is also true if no queue has an error and
+        retention may have deleted all those messages from the store. Raises `ObjectsUnavailable`.
         """
         there = list(_archived(place, catalog))
         if not there or any(kin.has_in_log(it, self.last.get(it.queue)) for it in there):

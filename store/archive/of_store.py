@@ -49,14 +49,12 @@ _LOCK_FILE = f"{CONFIG_DIR}/archive.lock"
 
 @dataclass(frozen=True)
 class ArchiveOrder:
-    """The messages that one run copies to the archive, and deletes there.
+    """The messages that one run copies to the archive, and those that it deletes there.
 
-    queues: all queues of each topic.
-    end_of: returns the offset up to which a queue is archived, at most its published end.
-    may_begin: the URL may have no archive yet, unless the store's settings name it.
-    reserved_hours: delete messages stored longer ago; None keeps all.
-    forgetting: topics and their queues in the store; archived messages that do not continue into these are deleted
-    first.
+    queues: all queues of each topic. end_of: returns the offset up to which a queue is archived, at most its published
+    end. may_begin: whether to begin an archive if the URL has none. False if the store's settings name it.
+    reserved_hours: delete messages stored longer ago; None keeps all. forgetting: topics and their queues in the store.
+    Archived messages that these queues do not continue are deleted first.
     """
 
     queues: Sequence[Queue]
@@ -67,7 +65,10 @@ class ArchiveOrder:
 
 
 class StoreArchive:
-    """url: "" if the store is not archived. names: the topics to archive; if empty, all except system topics."""
+    """The archive of one store.
+
+    url: "" if the store is not archived. names: the topics to archive; if empty, all except system topics.
+    """
 
     def __init__(
         self, root: Path, url: str, broker: str, names: Sequence[str] = (), options: Mapping[str, Any] | None = None
@@ -94,11 +95,11 @@ class StoreArchive:
 
     @property
     def name(self) -> str:
-        """URL and broker name, "" if the store is not archived."""
+        """Return the URL and broker name as one string, "" if the store is not archived."""
         return f"{self.url}/{self._broker}" if self.url else ""
 
     def changed(self, url: str | None, names: Sequence[str] | None) -> StoreArchive:
-        """Return a copy with another URL or other topics. None keeps a value."""
+        """Return a copy with another URL or other topics. A value is kept if its argument is None."""
         url, names = self.url if url is None else url, self._names if names is None else names
         return StoreArchive(self._root, url, self._broker, names, self._options)
 
@@ -177,8 +178,11 @@ class StoreArchive:
     ) -> int | None:
         """Return the first log offset whose record may not be archived yet, None if the store is not archived.
 
-        A recreated topic counts as not archived. confirm_offset: the published end, read before. is_brokers: queues may
-        lag behind the log. Raises `ObjectsUnavailable`, and `CorruptSegment` if a queue is damaged.
+        A recreated topic counts as not archived. Raises `ObjectsUnavailable`, and `CorruptSegment` if a queue is
+        damaged.
+
+        confirm_offset: the published end, read before this call. is_brokers: a broker writes the store, so queues may
+        lag behind the log.
         """
         if not self.url:
             return None
@@ -212,7 +216,10 @@ class StoreArchive:
         return min(offsets)
 
     def _remember(self) -> None:
-        """Write the archive into the store's settings, without the secrets of its URL, unless they name another URL."""
+        """Write the archive into the store's settings, without the secrets of its URL.
+
+        Settings that name another URL are left unchanged.
+        """
         path = self._root / CONF_FILE
         own = existing_settings(path)
         if own.get("archive") and not self.is_remembered():
@@ -241,7 +248,10 @@ def queues_of(topics: Topics, names: Iterable[str]) -> list[Queue]:
 
 
 class Remembered(NamedTuple):
-    """url: "" if the store is not archived. topics: if empty, all except system topics."""
+    """The archive that a store's settings name.
+
+    url: "" if the store is not archived. topics: if empty, all except system topics.
+    """
 
     url: str = ""
     topics: tuple[str, ...] = ()
@@ -252,7 +262,11 @@ class Remembered(NamedTuple):
 
 
 def remembered(root: Path) -> Remembered:
-    """Return the archive in a store's settings. Its URL is empty without a store or settings. Raises `ConfigError`."""
+    """Return the archive that a store's settings name. Its URL is empty if there is no store, or no archive in the
+    settings.
+
+    Raises `ConfigError`.
+    """
     own = existing_settings(root / CONF_FILE)
     return Remembered(str(own.get("archive", "")), _listed(str(own.get("archiveTopics", ""))))
 
@@ -262,13 +276,13 @@ def _listed(names: str) -> tuple[str, ...]:
 
 
 def is_same_place(url: str, other: str) -> bool:
-    """Return whether two URLs are equal without their secrets, and not empty."""
+    """Return whether two URLs are the same apart from their secrets. False for empty URLs."""
     return url != "" and _plain(url) == _plain(other)
 
 
 @contextmanager
 def alone(root: Path) -> Iterator[None]:
-    """Lock a store's archive for this process. Raises `StoreLocked`."""
+    """Hold the lock of the store's archive, so that one process at a time writes it. Raises `StoreLocked`."""
     make_directory(root / CONFIG_DIR)
     with closing(Descriptor(root / _LOCK_FILE, open_file)) as file:
         try:
@@ -281,7 +295,10 @@ def alone(root: Path) -> Iterator[None]:
 def ends(
     published: PublishedQueues, older_than: float, offset_by_time: Callable[[str, int, int], int]
 ) -> Callable[[Queue], int]:
-    """Return a function that returns the first offset of a queue stored at most `older_than` seconds ago."""
+    """Return a function from a queue to the offset up to which to archive it.
+
+    This is the offset of the first message stored within the last `older_than` seconds.
+    """
     if older_than <= 0:
         return lambda queue: published.max_offset(queue.topic, queue.queue_id)
     until = _ago(older_than)

@@ -29,7 +29,7 @@ _REMEDY = "archive a store there ('pyspark-mq archive STORE --to URL')"
 
 
 class _SeenMetadata(NamedTuple):
-    """mark: the object's `Objects.mark`, taken before it was read."""
+    """The metadata object as it was last read. mark: its `Objects.mark`, taken before reading."""
 
     data: bytes = b""
     catalog: Catalog | None = None
@@ -37,8 +37,10 @@ class _SeenMetadata(NamedTuple):
 
 
 class ArchivePlace:
-    """url: for error messages, without secrets.
-    folder, metadata: paths of the cluster's folder and of the metadata object, relative to the URL.
+    """One broker's archive.
+
+    url: for error messages, without secrets. folder, metadata: paths of the cluster's folder and of the metadata
+    object, relative to the URL.
     """
 
     def __init__(self, url: str, objects: Objects, folder: str, metadata: str) -> None:
@@ -81,10 +83,11 @@ class ArchivePlace:
         return found[0]
 
     def look_again(self) -> None:
-        """Let the next `load` read the metadata. This class always does."""
+        """Discard cached metadata, so that the next `load` reads the object. This class has no cache."""
 
     def load(self) -> Catalog | None:
-        """Return the current catalog, None without metadata; the same object if the metadata are unchanged.
+        """Return the current catalog, None if there are no metadata. It is the same object as before if they are
+        unchanged.
 
         Raises `CorruptStore`, `ObjectsUnavailable`.
         """
@@ -102,7 +105,10 @@ class ArchivePlace:
         return seen.catalog
 
     def save(self, catalog: Catalog) -> None:
-        """Write the metadata. Raises `ObjectsUnavailable`, even if they were changed since the last `load`."""
+        """Write the metadata.
+
+        Raises `ObjectsUnavailable`, also if another process changed them since the last `load`.
+        """
         seen, text = self._seen.data, catalog.text()
         self.load()
         if self._seen.data != seen:
@@ -145,7 +151,10 @@ class ArchivePlace:
 
 
 class StillPlace(ArchivePlace):
-    """A snapshot: reads the metadata once. Messages deleted later are lost, and new ones are not visible."""
+    """A snapshot of an archive: reads the metadata once.
+
+    Messages that are deleted later cannot be read, and new messages are not visible.
+    """
 
     def __init__(self, place: ArchivePlace) -> None:
         super().__init__(place.url, place.objects, place.folder, place.metadata)
@@ -166,7 +175,7 @@ def _clusters(objects: Objects) -> list[str]:
 
 
 def _places(url: str, objects: Objects) -> Iterator[ArchivePlace]:
-    """A broker keeps its metadata at the root, this project in the store's folder."""
+    """Yield the archives at a URL. A broker keeps its metadata at the root, this project in the store's folder."""
     folder, _, name = METADATA.rpartition("/")
     clusters = _clusters(objects)
     if len(clusters) == 1 and name in objects.names(folder):
@@ -184,9 +193,9 @@ _BLOCKS = 64  # in the cache
 
 
 class RecentPlace(ArchivePlace):
-    """Caches for callers that make many small reads. Thread-safe.
+    """An archive with caches, for callers that make many small reads. Thread-safe.
 
-    The metadata are cached for a second, or until `look_again`. keeps_blocks: cache blocks of remote objects.
+    The metadata are cached for a second, or until `look_again`. keeps_blocks: also cache blocks of remote objects.
     """
 
     def __init__(self, place: ArchivePlace, *, keeps_blocks: bool) -> None:
@@ -198,7 +207,7 @@ class RecentPlace(ArchivePlace):
         self._asked: Future[Catalog | None] | None = None
 
     def load(self) -> Catalog | None:
-        """Concurrent calls share one request."""
+        """Return the catalog, at most a second old. Concurrent calls share one request."""
         with self._lock:
             if (asked := self._asked) is not None and (not asked.done() or time.monotonic() < self._until):
                 mine = None
@@ -253,7 +262,7 @@ class RecentBlocks:
         return b"".join(parts)
 
     def _block(self, path: str, number: int) -> bytes:
-        """Concurrent calls share one request."""
+        """Return a block, from the cache or by one request that concurrent calls share."""
         name, asked = (path, number), Future[bytes]()
         with self._lock:
             kept = self._kept

@@ -27,10 +27,10 @@ from store.model.log_protocol import Queue
 
 
 def expire(place: ArchivePlace, before: int) -> int:
-    """Delete segments whose messages were all stored before a time (ms since 1970). Return the number of objects.
+    """Delete segments in which all messages were stored before a time (ms since 1970). Return the number of objects.
 
-    The last segment of a queue stays. The caller must hold the lock `of_store.alone`. A killed process leaves objects
-    without metadata. Raises `ObjectsUnavailable`, `CorruptStore`.
+    The last segment of a queue is kept. A killed process leaves objects that the metadata do not name. The caller must
+    hold the lock `of_store.alone`. Raises `ObjectsUnavailable`, `CorruptStore`.
     """
     catalog = place.load()
     if catalog is None:
@@ -56,7 +56,10 @@ def expire(place: ArchivePlace, before: int) -> int:
 
 
 def _without_old_index(catalog: Catalog, before: int) -> tuple[Catalog, list[str]]:
-    """Return the catalog and the paths of the objects. Kept messages may lose keys, so `indexed_from` is raised."""
+    """Remove old segments from the index. Return the catalog and the paths of the removed objects.
+
+    A removed segment may have keys of messages that are kept, so `indexed_from` of their queues is raised.
+    """
     old = [each for each in catalog.index if _is_old(each, before)]
     if not old:
         return catalog, []
@@ -78,11 +81,11 @@ def _is_old(segment: Segment, before: int) -> bool:
 def forget(place: ArchivePlace, catalog: Catalog, standing: ArchiveState, topics: Mapping[str, Sequence[Queue]]) -> int:
     """Delete archived queues that the store's queues do not continue. Return the number of deleted messages.
 
-    topics: topic to its queues in the store; a topic without queues is deleted from the archive.
-    standing: of these queues.
+    topics: maps each topic to its queues in the store. A topic without queues is deleted from the archive. standing:
+    the state of these queues.
 
-    The caller must hold the lock `of_store.alone`. A killed process leaves objects, which the next call deletes. Raises
-    `UnknownTopic`, `ObjectsUnavailable`.
+    If the process is killed, the next call deletes the remaining objects. The caller must hold the lock
+    `of_store.alone`. Raises `UnknownTopic`, `ObjectsUnavailable`.
     """
     unknown = [topic for topic, queues in topics.items() if not queues and topic not in catalog.topics]
     if unknown:

@@ -1,7 +1,8 @@
 """Archived records as a server sends them to its clients: filtered, checked, and with unique physical offsets.
 
-A client identifies a message by its physical offset, but in the archive each queue has its own log. The server replaces
-these offsets by names, numbers that no commit log reaches:
+A client identifies a message by its physical offset, but in the archive each queue has its own log with offsets from 0.
+So the server replaces the offset by a number that identifies topic, queue and queue offset, called the message's name.
+Names are above all offsets of a commit log:
 
     bit 62 | number of the topic in the archive | queue | queue offset
 """
@@ -36,7 +37,7 @@ assert 1 + _TOPIC_BITS + _QUEUE_BITS + _OFFSET_BITS == _BITS
 
 
 class NamedMessage(NamedTuple):
-    """A decoded name. topic_number: see `Catalog.topics`."""
+    """The message that a name identifies. topic_number: the topic's number in `Catalog.topics`."""
 
     topic_number: int
     queue_id: int
@@ -56,7 +57,7 @@ def is_name(physical_offset: int) -> bool:
 
 
 def named(physical_offset: int) -> NamedMessage | None:
-    """Decode a name. Return None for other offsets and `NAMELESS`."""
+    """Decode a name. Return None for `NAMELESS` and for real log offsets."""
     if not is_name(physical_offset) or physical_offset >= NAMELESS:
         return None
     rest, queue_offset = divmod(physical_offset - _ARCHIVED, 1 << _OFFSET_BITS)
@@ -68,8 +69,8 @@ def records_of(
 ) -> RecordPieces:
     """Return the matching records of a range, which must not be empty, and the offset at which the next call continues.
 
-    most, max_bytes: limits of the result, which has at least the first match. Compares only hashes of tags. Raises
-    `CorruptRecord`, `OffsetLost`, `CorruptSegment`, `ObjectsUnavailable`.
+    A filter by tags compares only their hashes. most, max_bytes: limits of the result. The first match is returned even
+    if it is larger. Raises `CorruptRecord`, `OffsetLost`, `CorruptSegment`, `ObjectsUnavailable`.
     """
     start, end = wanted.start, wanted.end
     found = it.entries.entries(start, end)
@@ -101,7 +102,7 @@ def _matching(
 ) -> tuple[Int64s, int]:
     """Return the rows whose properties match, and the queue offset of the first row that was not examined, or `end`.
 
-    Stops once more than `most` rows match, or `_MOST_BYTES` are read.
+    Stops when more than `most` rows match, or when `_MOST_BYTES` are read.
     """
     matching, taken = [np.empty(0, np.int64)], 0
     some = entries.at(rows)

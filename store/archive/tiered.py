@@ -70,9 +70,10 @@ class TieredLog:
         return found
 
     def first(self, queue: Queue, own: Bounds) -> int:
-        """Return the first offset of a queue. The archive counts only if it reaches the store's first message.
+        """Return the first offset of a queue in the store or the archive.
 
-        own: the store's bounds. Raises `UnknownTopic`, `ArchiveOfAnother`.
+        The archive counts only if it reaches the store's first message. own: the store's bounds. Raises `UnknownTopic`,
+        `ArchiveOfAnother`.
         """
         first = self._first(queue, own)
         if first == own.min_offset > self._kin.begin(queue):  # the archive may have grown
@@ -89,7 +90,7 @@ class TieredLog:
         return {queue: max(bounds.min_offset, newer[queue] - 1) for queue, bounds in found.items()}
 
     def stored_at(self, queue: Queue, offset: int) -> int | None:
-        """Return the store time of a message (ms), None if it is in neither."""
+        """Return the store time (ms) of a message, None if neither the store nor the archive has it."""
         own = self._newer.bounds([queue])[queue]
         found = self._newer.fingerprint(queue.topic, queue.queue_id, offset) if offset >= own.min_offset else None
         if found is None and self.first(queue, own) <= offset:
@@ -97,7 +98,7 @@ class TieredLog:
         return None if found is None else found.store_timestamp
 
     def split(self, wanted: QueueRange) -> tuple[QueueRange, QueueRange]:
-        """Split a range into the part that the store has deleted, and the rest."""
+        """Split a range into the part that the store has deleted and the part that it has."""
         own = self._newer.bounds([wanted.queue]).get(wanted.queue)
         at = wanted.start if own is None else min(max(wanted.start, own.min_offset), wanted.end)
         return wanted._replace(end=at), wanted._replace(start=at)
@@ -109,10 +110,11 @@ class TieredLog:
         return self._batches(wanted, spec, self._part(wanted, spec))
 
     def get_message(self, queue: Queue, own: Bounds, request: GetRequest) -> GetResult:
-        """As `MessageStore.get_message`, from the archive. The result ends before the store's first message.
+        """Return archived messages of a queue, as `MessageStore.get_message` does. The result ends before the store's
+        first message.
 
-        own: the store's bounds; the requested offset must be before them. Records get names as physical offsets, see
-        `archive.served_records`.
+        own: the store's bounds; the requested offset must be before them. The physical offsets of records are names,
+        see `archive.served_records`.
         """
         config, first, accept = self._config, self.first(queue, own), request.message_filter
         if request.offset < first:
@@ -126,8 +128,9 @@ class TieredLog:
         return GetResult(status_of(messages), next_begin, first, own.max_offset, messages)
 
     def query(self, wanted: KeyQuery, found: Sequence[StoredMessage]) -> list[StoredMessage]:
-        """As `MessageStore.query`, of archived messages before the store's first one in each queue. Leaves out those in
-        `found`.
+        """Return archived messages with a key, as `MessageStore.query` does, except those in `found`.
+
+        Searches each queue up to the store's first message.
         """
         queues = self.older.topics().get(wanted.topic, ())
         before, begins = dict.fromkeys(queues, 0), dict[int, int]()
@@ -154,7 +157,7 @@ class TieredLog:
         return max(archived.min_offset, begin) if self._joins(queue) else own.min_offset
 
     def _joins(self, queue: Queue) -> bool:
-        """As `Kin.reaches`. True is cached."""
+        """Return `Kin.reaches` for a queue, and cache it if it is true."""
         if queue not in self._joined and self.older.reaches(queue, self._kin):
             self._joined.add(queue)
         return queue in self._joined
@@ -168,7 +171,10 @@ class TieredLog:
         return max(bounds.min_offset, min(found, archived))
 
     def _batches(self, rest: QueueRange, spec: ReadSpec, part: _Part) -> Iterator[pa.RecordBatch]:
-        """If retention deletes messages before they are read, continue with the archive."""
+        """Yield the messages of a range, whose first part is `part`.
+
+        If retention deletes messages of the store before they are read, continue with the archive.
+        """
         while True:
             batches, end, is_archived = part
             try:

@@ -30,7 +30,7 @@ _BODIES = [[header.itemsize for header in row] for row in RECORD_HEADERS]
 
 
 class Arrival(NamedTuple):
-    """tags_code: Java hash of the message's tag, 0 without one."""
+    """A new message in a queue. tags_code: Java hash of the message's tag, 0 if it has none."""
 
     topic: str
     queue_id: int
@@ -41,8 +41,8 @@ class Arrival(NamedTuple):
 def arrivals(log: CommitLog, begin: int, end: int) -> list[Arrival]:
     """Return all messages in the published log bytes [begin, end), in order.
 
-    Decodes records one by one, so use it for short ranges. A broker's log is not supported: its records may be in no
-    queue or in several. Raises `OffsetLost` if retention deleted records, `CorruptRecord`.
+    Decodes records one by one, so use it for short ranges. Not for a broker's log, in which a record may be in no queue
+    or in several. Raises `OffsetLost` if retention deleted records, `CorruptRecord`.
     """
     found = []
     at = begin
@@ -81,7 +81,9 @@ def _arrival(data: bytes, position: int, magic: int) -> Arrival:
 
 
 def _part(data: bytes, at: int, width: int) -> tuple[bytes, int]:
-    """Return a length-prefixed part of a record, and the position after it. width: of the length, bytes."""
+    """Return a part of a record that is preceded by its length, and the position after it. width: bytes of the length
+    field.
+    """
     end = at + width + int.from_bytes(data[at : at + width], "big")
     return data[at + width : end], end
 

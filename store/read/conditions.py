@@ -66,7 +66,7 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Contains:
-    """`x CONTAINS text` and so on. False if x is null, even if negated."""
+    """`x CONTAINS text`, and STARTSWITH and ENDSWITH. False if x is null, even if negated."""
 
     part: Part
     operands: tuple[Node]
@@ -112,7 +112,7 @@ def names_of(condition: Node) -> frozenset[str]:
 
 
 def texts_of(condition: Node, name: str) -> frozenset[str] | None:
-    """Return the possible texts of a property in matching messages. None if any text is possible."""
+    """Return all texts that a property can have in matching messages, None if it can have any text."""
     match condition:
         case Equal((Property(found), Constant(str() as text)) | (Constant(str() as text), Property(found))):
             return frozenset((text,)) if found == name else None

@@ -144,9 +144,10 @@ _PARTS = {"CONTAINS": "match_substring", "STARTSWITH": "starts_with", "ENDSWITH"
 
 
 class Truth(NamedTuple):
-    """Results for n messages: three masks of shape (n,), or (1,) for a constant, of which at most one is set.
+    """The results of a condition for n messages, as three masks of shape (n,), or (1,) for a constant.
 
-    null: unknown. error: RocketMQ throws an exception. No mask: false.
+    At most one of the masks is set for a message: it matches (true), the result is unknown (null), or RocketMQ throws
+    an exception (error). If none is set, the result is false.
     """
 
     true: Bools
@@ -155,14 +156,17 @@ class Truth(NamedTuple):
 
 
 def evaluate(condition: Node, values: Mapping[str, pa.StringArray], count: int) -> Truth:
-    """values: texts of each property that the condition names, by name."""
+    """Evaluate a condition for `count` messages.
+
+    values: for each property in the condition, its texts in the messages.
+    """
     masks = _truth(condition, {name: _Text(value) for name, value in values.items()})
     true, null, error = (np.broadcast_to(mask, (count,)) for mask in masks)
     return Truth(true, null, error)
 
 
 class _Text:
-    """A property's texts or a literal, with its numbers."""
+    """The texts of a property, or one literal, with the numbers that they parse to."""
 
     def __init__(self, values: pa.StringArray | pa.StringScalar) -> None:
         self.values = values
@@ -245,7 +249,7 @@ def _not(condition: Truth) -> Truth:
 
 
 def _or(left: Truth, right: Truth) -> Truth:
-    """Evaluate from left to right: if the left operand is true, an error of the right one is ignored."""
+    """Combine two operands of OR. If the left one is true, an error of the right one is ignored."""
     true = left.true | (right.true & ~left.error)
     error = left.error | (right.error & ~left.true)
     return Truth(true, (left.null | right.null) & ~true & ~error, error)
@@ -259,7 +263,9 @@ def _contains(part: Part, value: _Value, text: str, negated: bool) -> Truth:
 
 
 def _equal(left: _Value, right: _Value) -> Truth:
-    """Two nulls are equal. A null on the left gives unknown, a null on the right gives false."""
+    """Compare by `=`. Two nulls are equal. If only the left value is null the result is unknown, if only the right one,
+    false.
+    """
     left_null, right_null = _nulls(left), _nulls(right)
     error = _errors(left) | _errors(right)
     both = ~(left_null | right_null | error)
@@ -270,7 +276,7 @@ def _equal(left: _Value, right: _Value) -> Truth:
 
 
 def _same(left: _Value, right: _Value) -> tuple[Bools, Bools]:
-    """For values that are not null, return two masks: equal, and comparable."""
+    """Compare values that are not null. Return two masks: equal, and comparable."""
     match left, right:
         case _Text(values=one), _Text(values=other):
             return mask_of(pc.equal(one, other)), _YES
@@ -287,7 +293,7 @@ def _same(left: _Value, right: _Value) -> tuple[Bools, Bools]:
 
 
 def _ordered(compare: Callable[[Any, Any], Any], left: _Value, right: _Value) -> Truth:
-    """If the left value is null, an error of the right one is ignored."""
+    """Compare by `<`, `>` and so on. If the left value is null, an error of the right one is ignored."""
     left_null, right_null = _nulls(left), _nulls(right)
     error = _errors(left) | (_errors(right) & ~left_null)
     both = ~(left_null | right_null | error)

@@ -1,6 +1,7 @@
 """Message filters: tag expressions such as `paid || shipped`, and `message_filter` for any expression.
 
-A broker compares the tag hashes in queue entries, and its client the tags. A reader here does both.
+In RocketMQ, the broker compares the tag hashes in queue entries, and the client compares the tags. A reader here does
+both.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ class TagFilter:
     def parse(expression: str | None) -> TagFilter:
         """Parse tags separated by `||`. None, "" and "*" keep all messages. Blanks and empty tags are dropped.
 
-        Raises `FilterError` for an expression without a tag, such as "||", for which RocketMQ keeps no message, and for
-        likely mistakes: "a,b", "a|b", SQL92, text that UTF-8 cannot encode. For such a tag, use `TagFilter(("a,b",))`.
+        Raises `FilterError` for an expression without a tag, such as "||", with which RocketMQ keeps no message. Also
+        raises it for likely mistakes: "a,b", "a|b", SQL92, and text that UTF-8 cannot encode. `TagFilter(("a,b",))`
+        selects such a tag.
         """
         if expression is None:
             return TagFilter(None)
@@ -64,7 +66,10 @@ class TagFilter:
         return None if self.tags is None else frozenset(map(java_hash_code, self.tags))
 
     def match_codes(self, tags_codes: Int64s) -> Bools:
-        """Return the mask of queue entries that may match, shape of `tags_codes`. Hashes can collide."""
+        """Return the mask of queue entries whose messages may match, with the shape of `tags_codes`.
+
+        A match is not certain, because hashes can collide.
+        """
         codes = self.tags_codes
         if codes is None:
             return np.ones(len(tags_codes), np.bool_)

@@ -1,4 +1,4 @@
-"""Fingerprints: identify the message at a queue offset, because RocketMQ's files have no unique ids.
+"""Fingerprints identify the message at a queue offset, because RocketMQ's files have no unique ids.
 
 If the fingerprint at an offset changed, the topic was recreated or the store was restored from a backup.
 """
@@ -53,9 +53,9 @@ def fingerprint(log: RecordLog, queue: EntryQueue, offset: int) -> Fingerprint:
 
 
 def can_have(log: RecordLog, queue: EntryQueue, offset: int, was: Fingerprint) -> bool:
-    """Return whether the message at `offset` has the fingerprint `was`; if it is deleted, whether it may have had it.
+    """Return whether the message at `offset` has, or may have had, the fingerprint `was`.
 
-    A deleted message is before the log's first offset, which never decreases.
+    It may have had it if the message was deleted: `was` is then before the log's first offset, which never decreases.
     """
     try:
         return fingerprint(log, queue, offset) == was

@@ -46,7 +46,7 @@ class GetResult:
     """Result of `get_message`. All offsets are queue offsets.
 
     max_offset: the offset after the last message. records: pieces of the log, each of complete records; set instead of
-    messages if `GetRequest.as_records`.
+    `messages` if `GetRequest.as_records` is true.
     """
 
     status: GetStatus
@@ -58,7 +58,10 @@ class GetResult:
 
 
 class GetRequest(NamedTuple):
-    """as_records: return raw records. Their limit is far above RocketMQ's, because they are not decoded."""
+    """Arguments of `get_message`.
+
+    as_records: return raw records. Their limit is far above RocketMQ's, because they are not decoded.
+    """
 
     offset: int
     max_messages: int
@@ -66,7 +69,7 @@ class GetRequest(NamedTuple):
     as_records: bool = False
 
     def most_messages(self, config: StoreConfig) -> int:
-        """Return the limit of messages in the result, at least 1."""
+        """Return the maximum number of messages in the result, at least 1."""
         most = MOST_RECORDS if self.as_records else config.maxTransferCountOnMessageInMemory
         return max(1, min(self.max_messages, most))
 
@@ -81,10 +84,11 @@ def get_message(
 ) -> GetResult:
     """Return messages of a queue.
 
-    The limits are RocketMQ's, except for its lower limits for messages that are not in memory. One call reads one
-    ConsumeQueue file. With a filter, it examines at most `max(maxFilterMessageSize / 20, max_messages)` entries. It
-    returns at most `maxTransferCountOnMessageInMemory` messages and `maxTransferBytesOnMessageInMemory` bytes, but
-    always the first message. All decompressed bodies together have at most `maxDecompressedMessageSize` bytes.
+    One call reads one ConsumeQueue file. With a filter, it examines at most `max(maxFilterMessageSize / 20,
+    max_messages)` entries. It returns at most `maxTransferCountOnMessageInMemory` messages and
+    `maxTransferBytesOnMessageInMemory` bytes, but always the first message. Decompressed bodies have at most
+    `maxDecompressedMessageSize` bytes together. RocketMQ has the same limits, and lower ones for messages that are not
+    in memory.
 
     Raises as `MessageStore.get_message`, and `OffsetLost` if retention deletes a part of the range concurrently.
     """
@@ -115,7 +119,10 @@ def status_of(found: Sequence[object]) -> GetStatus:
 
 
 class RecordPieces(NamedTuple):
-    """records: bytes of the log, each of adjacent records. next_begin: queue offset after the last examined entry."""
+    """Some records of a queue, undecoded.
+
+    records: bytes of the log, each of adjacent records. next_begin: queue offset after the last examined entry.
+    """
 
     records: list[memoryview]
     next_begin: int
@@ -128,7 +135,7 @@ class _Found(NamedTuple):
 
 @dataclass(slots=True)
 class _Examined:
-    """The entries that one call examines. offset: queue offset of the first one."""
+    """The queue entries that one call examines. offset: queue offset of the first one."""
 
     log: CommitLog
     queue: ConsumeQueue
@@ -143,7 +150,10 @@ class _Examined:
         return self._in_columns(count_limit) or self._one_by_one(count_limit)
 
     def _in_columns(self, count_limit: int) -> _Found | None:
-        """As `_one_by_one`, but vectorized. None if messages are few, damaged, compressed, or do not all match."""
+        """Return the messages as `_one_by_one`, but vectorized.
+
+        Return None if messages are few, damaged or compressed, or if some do not match.
+        """
         if min(count_limit, len(self.entries)) < _MANY:
             return None
         rows = np.flatnonzero(may_match(self.entries, self.message_filter))
@@ -200,7 +210,7 @@ class _Examined:
                 yield row, *fields
 
     def _message(self, row: int, at: int, size: int, tags_code: int) -> StoredMessage:
-        """at, size: log offset and size of the record, from the entry."""
+        """Decode one message. at, size: log offset and size of the record, from the entry."""
         if not self.log.can_be_record(at, size):
             raise CorruptRecord(f"{self._entry(row)}: an entry of {size} bytes; {MAKE_ANEW}")
         try:
@@ -216,7 +226,7 @@ class _Examined:
         return QueueEntry(self.queue.topic, self.queue.queue_id, self.offset + row, *self.entries[row].item())
 
     def _bytes(self, offset: int, length: int) -> memoryview:
-        """The last segment's view is cached."""
+        """Return bytes of the log. The view of the last segment is cached."""
         position = offset - self._begin
         if not 0 <= position < len(self._segment):
             segments = self.log.segments
@@ -230,8 +240,8 @@ class _Examined:
     def records(self, count_limit: int) -> RecordPieces:
         """Return the first matching records, as views of the mapped log: at least one, at most `count_limit`.
 
-        Compares only hashes of tags. A filter on properties stops after `_FILTER_SECONDS`, because the thread also
-        serves other clients. Raises `CorruptRecord`, `OffsetLost`.
+        A filter by tags compares only their hashes. A filter on properties stops after `_FILTER_SECONDS`, because the
+        thread also serves other clients. Raises `CorruptRecord`, `OffsetLost`.
         """
         rows, stop = np.arange(len(self.entries)), len(self.entries)
         if self.message_filter.columns:
@@ -249,7 +259,8 @@ class _Examined:
     def _matching(self, rows: Int64s, count_limit: int) -> tuple[Int64s, int]:
         """Return the rows whose properties match, and the number of entries examined within the time limit.
 
-        If more than `count_limit` rows match, one more is returned, from which the next call continues.
+        Stops at the first match after `count_limit` matches. That row is returned too, and the next call continues with
+        it.
         """
         matching: list[int] = []
         until = time.thread_time() + _FILTER_SECONDS
@@ -265,7 +276,7 @@ class _Examined:
         return np.array(matching, np.int64), len(self.entries)
 
     def _mapped(self, rows: Int64s, begins: Int64s, sizes: Int64s) -> list[memoryview]:
-        """Return the records in these rows: views of the log, one for adjacent records. begins: log offsets.
+        """Return the records in these rows, as views of the log. Adjacent records share one view. begins: log offsets.
 
         Scattered short records are copied into one piece, because a view of each would take more memory.
         """

@@ -1,7 +1,7 @@
 """`Narrowing`: reduce ranges to pieces that may have the messages of a search by key or id.
 
-The pieces have all matching messages, and possibly others. Messages before the published end's
-`keys_from` are never skipped, because the index may lack their keys.
+All matching messages are in the pieces; other messages may be, too. Messages before the published end's `keys_from` are
+never skipped, because the index may lack their keys.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Narrowing:
         return ranges if any(at >= keys_from and self._is_in(ranges, at) for at in left) else pieces
 
     def _is_in(self, ranges: Sequence[QueueRange], physical: int) -> bool:
-        """ranges: of one topic."""
+        """Return whether the record at a log offset is in one of the ranges. ranges: of one topic."""
         with suppress(OffsetLost, OffsetNotYet):
             _, queue_id, offset = place_of(self._log.segments.read(physical, RECORD_HEADER.itemsize))
             if any(each.queue.queue_id == queue_id and each.start <= offset < each.end for each in ranges):
@@ -89,9 +89,10 @@ class Narrowing:
             yield from self._index.candidates(topic, key)
 
     def _holding(self, wanted: QueueRange, keys_from: int, found: Sequence[int], left: set[int]) -> list[QueueRange]:
-        """Return the part of a range before log offset `keys_from`, and the messages at the log offsets `found`.
+        """Return pieces of a range: the part before log offset `keys_from`, and the messages at the log offsets
+        `found`.
 
-        Their log offsets are removed from `left`. Because of a damaged entry, some may stay.
+        Removes the log offsets of these messages from `left`. If an entry is damaged, some may not be found and stay.
         """
         queue = self._published.of(wanted.queue.topic, wanted.queue.queue_id)
         try:
@@ -111,7 +112,8 @@ class Narrowing:
 
 
 def _first_from(queue: ConsumeQueue, wanted: QueueRange, physical_offset: int) -> int:
-    """Return the first queue offset of a range whose record is at or after a log offset, or the range's end.
+    """Return the queue offset of a range's first record at or after a log offset. Return the range's end if there is
+    none.
 
     Raises `OffsetLost`.
     """

@@ -86,7 +86,10 @@ class PublishedQueues:
             self._queues.forget()  # recreated, or retention deleted a file concurrently
 
     def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
-        """Return the bounds of the queues that exist, up to one published end, so that no append is seen in part."""
+        """Return the bounds of the queues that exist.
+
+        All bounds refer to the same published end, so that an append is seen in all its queues or in none.
+        """
         found, first, end = {}, self.log.min_offset(), self._end.confirm_offset
         for queue, it in self.there(queues):
             try:
@@ -97,7 +100,7 @@ class PublishedQueues:
         return found
 
     def _bounds(self, queue: ConsumeQueue, first: int, end: int) -> Bounds:
-        """first, end: the log's first offset and published end, read before this call.
+        """Return a queue's bounds. first, end: the log's first offset and published end, read before this call.
 
         Raises `OffsetLost`, `CorruptSegment` if files are missing, for example if the topic was deleted concurrently.
         """
@@ -116,7 +119,8 @@ class PublishedQueues:
     def _must_begin(self, queue: ConsumeQueue, min_offset: int) -> None:
         """Raise `CorruptSegment` if the file before `min_offset` is lost, or if a damaged first entry hides a message.
 
-        Each first offset is checked once. If fewer than two entries precede it, this walks the beginning of the log.
+        Each first offset is checked once. If fewer than two entries precede it, the check reads the beginning of the
+        log.
         """
         if queue.begin < min_offset <= queue.first() + 1:  # rare
             at, size, _ = queue.entries(min_offset, min_offset + 1)[0].item()
@@ -138,13 +142,13 @@ class PublishedQueues:
     def scan(self, wanted: QueueRange, spec: ReadSpec, max_body_bytes: int) -> Iterator[pa.RecordBatch]:
         """Return the matching messages of a range. max_body_bytes: size limit of a body if `spec` has none.
 
-        Raises `InvalidColumns` and as `holding` at once, as `scan_queue` during iteration.
+        Raises `InvalidColumns`, and as `holding`, before the first batch; during iteration, raises as `scan_queue`.
         """
         check_columns(spec.columns)
         return scan_queue(self.log, self.holding(wanted), wanted.start, wanted.end, Decoding(spec, max_body_bytes))
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp: int, boundary: Boundary) -> int:
-        """As `query.offset_by_time`, ms. Raises as `of`, `OffsetLost`."""
+        """Return the queue offset for a store time (ms), see `query.offset_by_time`. Raises as `of`, `OffsetLost`."""
         queue = self.of(topic, queue_id)
         return offset_by_time(self.log, queue, lambda: self.offsets(topic, queue_id), timestamp, boundary)
 
@@ -159,8 +163,9 @@ class PublishedQueues:
     def has(self, message: StoredMessage) -> bool:
         """Return whether a message read from the log is in the queue that its record names.
 
-        False if its topic was deleted, even if it was recreated. Raises `CorruptRecord` if the queue has another
-        message at that offset, because usually no checksum covers a record's queue and offset. Raises as `of`.
+        It is not if its topic was deleted, even if the topic was recreated. Raises `CorruptRecord` if the queue has
+        another message at that offset: usually no checksum covers a record's queue and offset, so they may be damaged.
+        Raises `UnknownTopic` and `UnknownQueue`.
         """
         is_half = message.sys_flag & SYS_TRANSACTION_MASK in (SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK)
         if is_half or message.sys_flag & SYS_INNER_BATCH:  # no entry to compare with
@@ -210,7 +215,7 @@ class PublishedQueues:
         return sum(self.max_offset(topic, number) for number in range(self._topics.known(topic)))
 
     def _is_older(self, message: StoredMessage) -> bool:
-        """Return whether a message is older than its topic, as after a recreation. True if no queue has files yet."""
+        """Return whether a message was stored before its topic was recreated. True if no queue has files yet."""
         queues = (self.of(message.topic, number) for number in range(self._topics.known(message.topic)))
         begins = [life_begin(self.log, queue) for queue in queues if queue.has_files]
         return not begins or message.physical_offset < min(begins)

@@ -41,8 +41,8 @@ def message_at(log: CommitLog, physical_offset: int, confirm_offset: int) -> Sto
 def record_at(log: CommitLog, physical_offset: int, confirm_offset: int) -> tuple[StoredMessage, bytes]:
     """Return the message whose record begins at a log offset, and the record.
 
-    Raises `OffsetNotYet` after the confirm offset, `OffsetLost` if the segment is missing, `CorruptRecord` if no record
-    begins there.
+    Raises `OffsetNotYet` if the offset is not published, `OffsetLost` if the segment is missing, `CorruptRecord` if no
+    record begins there.
     """
     where = f"commit log offset {physical_offset}"
     if not 0 <= physical_offset <= confirm_offset - MIN_RECORD_BYTES:
@@ -78,7 +78,7 @@ def copies_at(log: CommitLog, physical_offsets: Int64s, sizes: Int64s) -> Record
 def sizes_at(log: CommitLog, physical_offsets: Int64s, confirm_offset: int) -> Int64s:
     """Return the sizes of the records at these log offsets, int64, shape (n,). One read for each record.
 
-    Raises `OffsetNotYet` after the confirm offset, `OffsetLost` if a segment is missing.
+    Raises `OffsetNotYet` if an offset is not published, `OffsetLost` if a segment is missing.
     """
     width = RECORD_HEADER["total_size"].itemsize
     if len(physical_offsets) and physical_offsets.max() > confirm_offset - MIN_RECORD_BYTES:
@@ -143,9 +143,10 @@ def messages_with_key(
 ) -> list[StoredMessage]:
     """Return the messages that match, oldest first. Raises `CorruptRecord`.
 
-    Unlike RocketMQ's, the result is exact: keys are compared, not only hashes, and times have milliseconds.
-    has: returns whether a message is still in its queue.
-    times_from: log offset from which store times ascend, None if unknown.
+    The result is exact: keys are compared, and times in milliseconds. RocketMQ compares hashes, and seconds.
+
+    has: returns whether a message is still in its queue. times_from: log offset from which store times ascend, None if
+    unknown.
     """
     found: dict[int, StoredMessage] = {}
     known_from = LONG_MAX if times_from is None else times_from
@@ -172,7 +173,7 @@ def _messages(log: CommitLog, offsets: Iterator[int], confirm_offset: int) -> It
 def offset_by_time(
     log: RecordLog, queue: EntryQueue, bounds: Callable[[], tuple[int, int]], timestamp: int, boundary: Boundary
 ) -> int:
-    """Return the queue offset for a store time (ms), as RocketMQ 5.
+    """Return the queue offset for a store time (ms), as in RocketMQ 5.
 
     LOWER: the first message stored at or after the time, or the range's end. UPPER: the last message stored at or
     before the time, or the range's begin. bounds: returns the current published range. Raises `OffsetLost` if a file is

@@ -94,7 +94,7 @@ def scan_queue(
 
 
 class CheckedBlock(NamedTuple):
-    """n complete messages with correct checksums, and their entries."""
+    """n complete messages whose checksums are correct, and their entries."""
 
     block: Block
     entries: EntryColumns
@@ -116,7 +116,10 @@ def checked_blocks(log: RecordLog, queue: EntryQueue, start: int, end: int, max_
 
 
 def checked_block(log: RecordLog, queue: EntryQueue, entries: EntryColumns) -> Block:
-    """As `block_of`, and check all checksums and tags codes. Raises `CorruptRecord`, `OffsetLost`."""
+    """Return the messages as `block_of`, after comparing their checksums and tags codes.
+
+    Raises `CorruptRecord`, `OffsetLost`.
+    """
     block = block_of(log, queue, entries)
     block.check_crc()
     block.check_tags_codes(entries.tags_codes)
@@ -225,7 +228,8 @@ class Decoding:
         self.with_trailers = spec.check_crc or self._needs_properties
 
     def batches(self, block: Block, tags_codes: Int64s | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield the matching messages of a block. tags_codes: from their queue entries, None without.
+        """Yield the matching messages of a block. tags_codes: from the messages' queue entries, None if they are
+        unknown.
 
         Raises `CorruptRecord`, `UnreadableBody`.
         """

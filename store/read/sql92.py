@@ -111,7 +111,7 @@ def parse(expression: str | None) -> SqlFilter:
     """Parse an expression. Raises `FilterError` with the position for every expression that RocketMQ rejects.
 
     Also rejects nesting of more than 100 levels, text that UTF-8 cannot encode, and text after a complete condition.
-    RocketMQ ignores such text: it reads `a LIKE 'x'` as `a`, which matches no message.
+    RocketMQ ignores text after a condition: it reads `a LIKE 'x'` as `a`, which matches no message.
     """
     if not isinstance(expression, str):
         raise FilterError(f"SQL92 expression {expression!r} is no text; write a condition, such as region = 'eu'")
@@ -165,7 +165,7 @@ def _parse(expression: str) -> tuple[Condition | Constant, int]:
 def _without_comments(expression: str) -> str:
     """Replace comments by blanks, in linear time.
 
-    As in RocketMQ, `--` begins a comment only if a line break follows. Otherwise it is two minus signs.
+    As in RocketMQ, `--` begins a comment only if a line break follows it somewhere. Otherwise it is two minus signs.
     """
     last_break, last_end = max(expression.rfind("\n"), expression.rfind("\r")), expression.rfind("*/")
     pieces, kept, at = [], 0, 0
@@ -202,7 +202,7 @@ def _refusal(expression: str, fault: _Fault) -> FilterError:
 
 @v_args(inline=True)
 class _Builder(Transformer[Token, Node]):
-    """Raises `_Fault` for expressions that RocketMQ rejects after parsing."""
+    """Builds the condition. Raises `_Fault` for expressions that RocketMQ rejects after parsing."""
 
     def whole(self, condition: Node) -> Node:
         return _condition(condition, 0)
@@ -320,7 +320,7 @@ def _is_number(value: object) -> bool:
 
 
 def _is_above(low: Any, high: Any) -> bool:
-    """As in Java, if one number is a double, the other is converted."""
+    """Compare two numbers. As in Java, if one of them is a double, the other is converted to a double."""
     if isinstance(low, float) or isinstance(high, float):
         return float(low) > float(high)
     return bool(low > high)

@@ -48,12 +48,12 @@ class SqlFilter:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """`properties`, with RocketMQ's own, such as TAGS and KEYS."""
+        """The columns that the filter reads: `properties`, which includes RocketMQ's own, such as TAGS and KEYS."""
         return ("properties",)
 
     @property
     def tags_codes(self) -> frozenset[int] | None:
-        """None: tag hashes do not determine properties."""
+        """None, because tag hashes do not determine the result of a condition."""
         return None
 
     def match_codes(self, tags_codes: Int64s) -> Bools:
@@ -79,7 +79,7 @@ class _Failure(Exception):
 
 
 def _value(node: Node, properties: Mapping[str, str]) -> _Value:
-    """As `evaluation.evaluate`, for one message."""
+    """Evaluate a condition for one message, as `evaluation.evaluate` does for many."""
     match node:
         case Constant(value):
             return value
@@ -116,7 +116,7 @@ def _value(node: Node, properties: Mapping[str, str]) -> _Value:
 
 
 def _first(decisive: bool, operands: tuple[Node, ...], properties: Mapping[str, str]) -> bool | None:
-    """Short circuit of AND or OR. decisive: the operand that ends it, False for AND."""
+    """Evaluate AND or OR up to the first operand that decides the result. decisive: its value, False for AND."""
     unknown = False
     for operand in operands:
         truth = _value(operand, properties)
