@@ -33,6 +33,7 @@ class ClusterBounds:
         self._tails = tails
         self._known: dict[Queue, tuple[float, Bounds]] = {}  # `time.monotonic()` of the request
         self.missing: dict[str, MissingBroker] = {}  # by name, as the last look found
+        self._copies: set[Queue] = set()  # whose last bounds are a slave's
         self._asked: dict[str, float] = {}  # `time.monotonic()` of the last request to a missing broker
 
     def look(self, queues: Iterable[Queue]) -> LogLook:
@@ -46,7 +47,9 @@ class ClusterBounds:
         for attempt in range(2 * max((len(broker.addresses) for broker in left.values()), default=0) or 1):
             answered, failed = self._ask(left, attempt)
             found |= answered
-            self._known |= {queue: (now, bounds) for queue, bounds in answered.items()}
+            copies = {queue for queue in answered if left[queue].next(attempt).is_copy}
+            self._copies = (self._copies - answered.keys()) | copies
+            self._known |= {queue: (now, bounds) for queue, bounds in answered.items() if queue not in copies}
             left = {queue: broker for queue, broker in left.items() if broker.name in failed and queue not in answered}
             if not left:
                 break
@@ -73,6 +76,10 @@ class ClusterBounds:
                 raise BrokerMissing.of(self._brokers.address, missing)
             time.sleep(_AGAIN_SECONDS)
         return looked.bounds
+
+    def are_of_master(self, queue: Queue) -> bool:
+        """Whether the last bounds of a queue are its master's. A slave may have fewer messages."""
+        return queue not in self._copies
 
     def _unchanged(self, queue: Queue, now: float) -> Bounds | None:
         asked, bounds = self._known.get(queue, (-math.inf, Bounds(0, 0)))

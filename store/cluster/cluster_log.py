@@ -153,12 +153,13 @@ class ClusterLog:
         there = self.bounds([wanted.queue]).get(wanted.queue)
         if there is None:
             raise UnknownTopic(f"{self._address}: no broker has {wanted.queue}")
-        if wanted.start < there.min_offset and wanted.length:
+        is_whole = self._bounds.are_of_master(wanted.queue)  # otherwise pulls wait for messages that the slave lacks
+        if is_whole and wanted.start < there.min_offset and wanted.length:
             raise OffsetLost(
                 f"{self._address}: {wanted.queue}, offsets {wanted.start} to {min(wanted.end, there.min_offset)} are "
                 f"gone, the oldest left is {there.min_offset}"
             )
-        if wanted.end > there.max_offset:
+        if is_whole and wanted.end > there.max_offset:
             raise OffsetNotYet(
                 f"{self._address}: {wanted.queue}, asked up to offset {wanted.end}, but there are messages up to "
                 f"{there.max_offset} only"

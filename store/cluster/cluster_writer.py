@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections import deque
@@ -43,6 +44,7 @@ from store.remoting.bodies import batch_entries
 from store.remoting.headers import Offset, SendAnswer, SendMessageV2
 from store.remoting.served_routes import DEFAULT_TOPIC, READ_WRITE
 
+_logger = logging.getLogger("store")
 PRODUCER_GROUP = "pyspark-mq"
 _BATCH_BYTES = 1 << 20  # as RocketMQ advises; brokers accept 4 MiB
 _BATCH_MESSAGES = 8192  # brokers count a record's 91 bytes, too, and answer with each message's id
@@ -101,6 +103,8 @@ class Sending:
             self._brokers.routes.refresh([self._topic])
             if pause == _PAUSE_SECONDS:
                 self._fail_over(failed.keys())
+            else:
+                _logger.warning("%s: sent again: %s", address, next(iter(failed.values())))
             pause = _PAUSE_SECONDS
 
     def _send_first_of_each(self) -> dict[Queue, RemotingError]:

@@ -11,22 +11,19 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from store.cluster.address import (
     ANSWER_SECONDS,
-    FIRST_PAUSE_SECONDS,
-    PAUSE_SECONDS,
-    REQUEST_SECONDS,
     ClusterAddress,
 )
-from store.cluster.broker_refusals import explained, is_temporary
+from store.cluster.name_servers import NameServers
 from store.format.layout import GROUP_SEPARATOR, SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
 from store.format.strict_json import decode_fastjson
 from store.model.codes import RequestCode, ResponseCode
@@ -35,7 +32,7 @@ from store.model.log_protocol import Bounds, Positions, Queue
 from store.remoting.bodies import MessageQueue
 from store.remoting.client import Client
 from store.remoting.command import Command
-from store.remoting.headers import GetRoute, Header, KvKey, KvValue
+from store.remoting.headers import GetRoute, KvKey, KvValue
 
 _READ, _WRITE = 4, 2  # bits of perm
 _MASTER = 0
@@ -82,9 +79,14 @@ class Route:
     write: dict[Queue, Broker] = field(default_factory=dict)
     made: float = 0.0
 
-    @property
+    @cached_property
     def brokers(self) -> set[str]:
         return {broker.name for broker in (*self.read.values(), *self.write.values())}
+
+    @cached_property
+    def has_masters(self) -> bool:
+        """Whether all brokers have a master. Otherwise a master is missing, or a name server does not know it yet."""
+        return all(broker.writable for broker in (*self.read.values(), *self.write.values()))
 
 
 class _QueueData(msgspec.Struct, rename="camel"):
@@ -165,6 +167,10 @@ def parse_brokers(data: bytes) -> list[Broker]:
     return [each.broker() for each in parse_json(data, _Brokers, "a list of brokers").broker_addr_table.values()]
 
 
+def _listed(answers: Iterable[Command]) -> dict[str, Broker]:
+    return _together(broker for answer in answers for broker in parse_brokers(bytes(answer.body)))
+
+
 def parse_offsets(data: bytes) -> Iterator[tuple[str, str, int, int]]:
     """GET_ALL_CONSUMER_OFFSET: topic, group, queue id and offset."""
     for key, offsets in parse_json(data, _Offsets, "offsets of groups").offset_table.items():
@@ -204,9 +210,18 @@ def _route_of(topic: str, answers: Iterable[Command], made: float) -> Route | No
     routes = [parse_route(topic, bytes(each.body), made) for each in answers if each.code == ResponseCode.SUCCESS]
     if not routes:
         return None
-    read = {queue: broker for route in routes for queue, broker in route.read.items()}
-    write = {queue: broker for route in routes for queue, broker in route.write.items()}
+    brokers = _together(broker for route in routes for broker in (*route.read.values(), *route.write.values()))
+    read = {queue: brokers[queue.broker] for route in routes for queue in route.read}
+    write = {queue: brokers[queue.broker] for route in routes for queue in route.write}
     return Route(dict(sorted(read.items())), dict(sorted(write.items())), made)
+
+
+def _together(brokers: Iterable[Broker]) -> dict[str, Broker]:
+    """Return each broker with all addresses that name servers know: one that has just started knows some."""
+    addresses: dict[str, dict[int, str]] = {}
+    for broker in brokers:
+        addresses.setdefault(broker.name, {}).update(broker.addresses)
+    return {name: Broker(name, tuple(sorted(each.items()))) for name, each in addresses.items()}
 
 
 _NOT_SUPPORTED = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
@@ -214,9 +229,6 @@ ROUTE_SECONDS = 60.0  # a failed request refreshes its route at once
 _NAMES_SECONDS = _AGAIN_SECONDS = 1.0
 _AT_ONCE = 16  # requests to name servers
 _REPLY_TOPIC = "_REPLY_TOPIC"
-# From a name server that waits until it knows all brokers (needWaitForService). One that lists no topics
-# (enableAllTopicList=false) always answers so to lists, so this is only for routes.
-_NOT_READY = ResponseCode.SYSTEM_ERROR, RequestCode.GET_ROUTEINFO_BY_TOPIC
 
 
 class RouteTable:
@@ -229,7 +241,7 @@ class RouteTable:
 
     def __init__(self, address: ClusterAddress, client: Client) -> None:
         self._address = address
-        self._client = client
+        self._servers = NameServers(address, client)
         self._lock = threading.Lock()
         self._routes: dict[str, Route | None] = {}
         self._last: dict[str, Broker] = {}  # every broker that was in a route
@@ -238,7 +250,6 @@ class RouteTable:
         self._written: dict[str, dict[Queue, Broker]] = {}  # every queue that was in a route
         self._order: dict[str, tuple[float, dict[str, int]]] = {}
         self._own: tuple[float, list[str]] = -math.inf, []  # topics of the cluster and its brokers
-        self._server = 0  # index of the one that answered last
         self._unanswered_at = (
             -math.inf
         )  # `time.monotonic()` when none of them answered, so that not each topic waits for it
@@ -253,9 +264,9 @@ class RouteTable:
             return names
         now, patience = time.monotonic(), 0.0 if names and oldest else self._address.patience
         try:
-            listed = self._list(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, patience)
+            listed = self._list(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, patience, names)
             if now - self._own[0] >= ROUTE_SECONDS:
-                self._own = now, self._list(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS, patience)
+                self._own = now, self._list(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS, patience, self._own[1])
         except Unreachable:
             if not (names and oldest):
                 raise
@@ -266,23 +277,32 @@ class RouteTable:
         self._names = now, names
         return names
 
-    def _list(self, code: RequestCode, patience: float) -> list[str]:
-        return parse_topics(bytes(self._ask_name_server(code, None, patience).body))
+    def _list(self, code: RequestCode, patience: float, known: Collection[str]) -> list[str]:
+        """Ask one name server. If it lacks a `known` topic, or none is known, ask the others, too."""
+        names = {*parse_topics(bytes(self._servers.ask(code, None, patience).body))}
+        if not known or not names.issuperset(known):
+            names.update(*(parse_topics(bytes(answer.body)) for answer in self._servers.ask_others(code)))
+        return [*names]
 
-    def route(self, topic: str, *, oldest: float = ROUTE_SECONDS) -> Route | None:
+    def route(
+        self, topic: str, *, oldest: float = ROUTE_SECONDS, expected: AbstractSet[str] = frozenset()
+    ) -> Route | None:
         """Return a topic's route, at most `oldest` seconds old; None if it does not exist.
 
-        If no name server answers, return the last route, except for `oldest` 0.0.
+        If no name server answers, return the last route, except for `oldest` 0.0. expected: brokers of the topic.
         """
         with self._lock:
             known = self._routes.get(topic)
         now, may_be_old = time.monotonic(), known is not None and oldest > 0.0
         made = -math.inf if known is None else known.made
+        if known is not None and not known.has_masters:
+            oldest = min(oldest, _AGAIN_SECONDS)
         if may_be_old and (now - made < oldest or now - self._unanswered_at < max(oldest, ANSWER_SECONDS)):
             return known
         try:
-            expected = self._address.brokers | (known or Route()).brokers
-            found = self._ask_route(topic, expected, 0.0 if may_be_old else self._address.patience)
+            expected = expected | self._address.brokers | (known or Route()).brokers
+            patience = 0.0 if may_be_old else self._address.patience
+            found = self._ask_route(topic, expected, patience, is_first=known is None)
         except Unreachable:
             if not may_be_old:
                 raise
@@ -321,7 +341,7 @@ class RouteTable:
                 if self._is_missing(queue.broker, listed):
                     found[queue] = self._last.get(queue.broker, Broker(queue.broker, ()))
                     continue
-                route = self.route(queue.topic, oldest=time.monotonic() - asked)  # newer than the list
+                route = self.route(queue.topic, oldest=time.monotonic() - asked, expected={queue.broker})
             if route is not None and queue in route.read:
                 found[queue] = route.read[queue]
         return found
@@ -357,7 +377,7 @@ class RouteTable:
         made, counts = self._order.get(topic, (-math.inf, {}))
         if time.monotonic() - made >= ROUTE_SECONDS:
             key, none = KvKey("ORDER_TOPIC_CONFIG", topic), (ResponseCode.QUERY_NOT_FOUND, _NOT_SUPPORTED)
-            value = KvValue.of(self._ask_name_server(RequestCode.GET_KV_CONFIG, key, None, none).fields).value
+            value = KvValue.of(self._servers.ask(RequestCode.GET_KV_CONFIG, key, None, none).fields).value
             counts = {name: int(count) for name, count in _ORDERED.findall(value or "")}
             self._order[topic] = time.monotonic(), counts
         return counts
@@ -375,77 +395,25 @@ class RouteTable:
         return expected - self._listing()[1].keys() if expected else expected
 
     def brokers(self) -> list[Broker]:
-        return parse_brokers(bytes(self._ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO).body))
+        code = RequestCode.GET_BROKER_CLUSTER_INFO
+        return [*_listed([self._servers.ask(code), *self._servers.ask_others(code)]).values()]
 
     def _listing(self) -> tuple[float, dict[str, Broker]]:
         """Return the brokers that any name server lists, at most a second old, and when they were requested."""
         if time.monotonic() - self._listed[0] >= _AGAIN_SECONDS:
             now = time.monotonic()
-            answers = self._ask_name_servers(RequestCode.GET_BROKER_CLUSTER_INFO)
-            self._listed = now, {each.name: each for answer in answers for each in parse_brokers(bytes(answer.body))}
+            self._listed = now, _listed(self._servers.ask_all(RequestCode.GET_BROKER_CLUSTER_INFO))
         return self._listed
 
-    def _ask_route(self, topic: str, expected: frozenset[str], patience: float) -> Route | None:
-        """If the answer lacks an `expected` broker, because a name server restarted, ask all name servers."""
+    def _ask_route(self, topic: str, expected: AbstractSet[str], patience: float, *, is_first: bool) -> Route | None:
+        """Ask one name server. If it may have restarted and not know each broker yet, ask the others, too."""
         code, header, made = (
             RequestCode.GET_ROUTEINFO_BY_TOPIC,
             GetRoute(topic, accept_standard_json_only=True),
             time.monotonic(),
         )
-        answer = self._ask_name_server(code, header, patience, (ResponseCode.TOPIC_NOT_EXIST,))
+        answer = self._servers.ask(code, header, patience, (ResponseCode.TOPIC_NOT_EXIST,))
         found = _route_of(topic, [answer], made)
-        if len(self._address.name_servers) > 1 and not expected <= (found or Route()).brokers:
-            found = _route_of(topic, [answer, *self._ask_name_servers(code, header)], made)
+        if is_first or found is None or not found.has_masters or not expected <= found.brokers:
+            found = _route_of(topic, [answer, *self._servers.ask_others(code, header)], made)
         return found
-
-    def _ask_name_servers(self, code: RequestCode, header: Header | None = None) -> list[Command]:
-        """Return the successful answers of all name servers."""
-        fields = self._address.signed({} if header is None else header.texts())
-        asked = [self._client.ask(each, code, fields, timeout=ANSWER_SECONDS) for each in self._address.name_servers]
-        answers = []
-        for answer in asked:
-            with suppress(Unreachable):
-                answers.append(answer.result())
-        return [answer for answer in answers if answer.code == ResponseCode.SUCCESS]
-
-    def _ask_name_server(
-        self,
-        code: RequestCode,
-        header: Header | None = None,
-        patience: float | None = None,
-        answers: tuple[int, ...] = (),
-    ) -> Command:
-        """The name server that answered last is asked first. answers: accepted codes beside SUCCESS.
-
-        Raises `Unreachable`, `RequestRefused`.
-        """
-        servers = self._address.name_servers
-        fields = self._address.signed({} if header is None else header.texts())
-        patience = self._address.patience if patience is None else patience
-        timeout = min(REQUEST_SECONDS, max(ANSWER_SECONDS, patience))
-        deadline, pause = time.monotonic() + patience, FIRST_PAUSE_SECONDS
-        while True:
-            silent: list[str] = []
-            for number in range(len(servers)):
-                server = servers[(self._server + number) % len(servers)]
-                try:
-                    answer = self._client.ask(server, code, fields, timeout=timeout).result()
-                except Unreachable as error:
-                    silent.append(str(error))
-                    continue
-                refused = (
-                    None
-                    if answer.code in (ResponseCode.SUCCESS, *answers)
-                    else explained(answer, f"name server {server}", code)
-                )
-                if refused is not None and (is_temporary(refused) or (refused.code, code) == _NOT_READY):
-                    silent.append(str(refused))
-                    continue
-                self._server = (self._server + number) % len(servers)
-                if refused is not None:
-                    raise refused
-                return answer
-            if time.monotonic() >= deadline:
-                raise Unreachable(f"no name server answers (option nameServer): {'; '.join(silent)}")
-            time.sleep(pause)
-            pause = PAUSE_SECONDS

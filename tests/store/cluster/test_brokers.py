@@ -84,6 +84,22 @@ def test_end_of_a_queue_does_not_follow_a_stale_slave(store: MessageStore, names
             assert list(held) == []
 
 
+def test_scan_in_a_new_process_waits_for_what_a_slave_lacks(store: MessageStore, names: Moody, copy: Serving) -> None:
+    """As in a task that starts while the master is missing."""
+    address = ClusterAddress((names.server.address,), patience=30.0, broker_timeout=30.0)
+    with serve(store, "127.0.0.1:0") as master:
+        pass  # it had this address
+    names.addresses = {"1": copy.address}
+    with address.open() as log, ThreadPoolExecutor(1) as thread:
+        assert log.bounds([QUEUE]) == {QUEUE: (0, COPIED)}
+        read = thread.submit(lambda: list(log.scan(QueueRange(QUEUE, 0, COUNT), ReadSpec(("body",), EVERYTHING))))
+        with pytest.raises(TimeoutError):
+            read.result(0.5)
+        with serve(store, master.address):
+            names.addresses = {"0": master.address, "1": copy.address}
+            assert sum(batch.num_rows for batch in read.result()) == COUNT
+
+
 def test_begin_of_a_queue_does_not_follow_a_young_slave(
     tmp_path: Path, names: Moody, monkeypatch: pytest.MonkeyPatch
 ) -> None:

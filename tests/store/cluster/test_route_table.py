@@ -60,6 +60,46 @@ def test_restarted_name_server_hides_no_broker(
             known.discard("b")
 
 
+def test_first_answers_are_those_of_all_name_servers() -> None:
+    """The one that is asked first restarted, and knows a slave, or nothing."""
+    of_slave = {"brokerName": "b", "brokerAddrs": {"1": "127.0.0.1:2"}}
+    queues = {"brokerName": "b", "perm": 6, "readQueueNums": 1, "writeQueueNums": 1}
+    restarted = {
+        RequestCode.GET_ROUTEINFO_BY_TOPIC: lambda request: of_json(
+            {"brokerDatas": [of_slave], "queueDatas": [queues]}
+        ),
+        RequestCode.GET_BROKER_CLUSTER_INFO: lambda request: of_json({"brokerAddrTable": {"b": of_slave}}),
+        RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: lambda request: of_json({"topicList": []}),
+        RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: lambda request: of_json({"topicList": []}),
+    }
+    others = {
+        RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: lambda request: of_json({"topicList": ["orders"]}),
+        RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: lambda request: of_json({"topicList": []}),
+    }
+    with (
+        closing(Moody(others=restarted)) as one,
+        closing(Moody(others=others)) as other,
+        closing(Brokers(ClusterAddress((one.server.address, other.server.address)))) as brokers,
+    ):
+        whole = Broker("b", ((0, other.server.address), (1, "127.0.0.1:2")))
+        queue = Queue("orders", 0, broker="b")
+        assert (route := brokers.routes.route("orders")) is not None
+        assert (route.read, route.write) == ({queue: whole}, {queue: whole})
+        assert brokers.routes.brokers() == [whole]
+        assert brokers.routes.topics(0.0) == ["orders"]
+
+
+def test_route_without_a_master_is_soon_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("store.cluster.route_table.time", clock := Clock())
+    queue = Queue("orders", 0, broker="b")
+    with closing(Moody()) as names, closing(Brokers(ClusterAddress((names.server.address,)))) as brokers:
+        names.addresses = {"1": "127.0.0.1:2"}
+        assert brokers.routes.readable([queue])[queue].is_copy
+        names.addresses = {"0": "127.0.0.1:1", "1": "127.0.0.1:2"}
+        clock.sleep(1.0)
+        assert not brokers.routes.readable([queue])[queue].is_copy
+
+
 def test_last_route_counts_while_no_name_server_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("store.cluster.route_table.time", clock := Clock())
     queue = Queue("orders", 0, broker="b")
