@@ -1,6 +1,7 @@
 """A copying query in a process that tests can kill: python sink_query.py '{"source": ..., "target": ..., ...}'.
 
-Prints "started" whenever the query starts. A failed query is restarted, as a supervisor would.
+Prints "started" whenever the query starts. A failed query is restarted, as a supervisor would, unless it copies only
+the present messages.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ def start(spark: SparkSession, given: dict[str, Any]) -> StreamingQuery:
     frame = spark.readStream.format("mq").options(**options).load(given["source"])
     rows = frame.selectExpr("body", "split(string(body), '-')[0] shardingKey")
     writer = rows.writeStream.format("mq").options(topic="copies", checkpointLocation=given["checkpoint"])
+    writer = writer.options(**given["writing"])
     if given.get("availableNow"):
         writer = writer.trigger(availableNow=True)
     return writer.start(given["target"])
@@ -36,6 +38,8 @@ def main(given: dict[str, Any]) -> None:
             return
         except StreamingQueryException as error:
             print("failed", str(error).splitlines()[0], flush=True)
+            if given.get("availableNow"):
+                raise
 
 
 if __name__ == "__main__":

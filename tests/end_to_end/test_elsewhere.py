@@ -3,52 +3,20 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import pyspark
-import pytest
 from fsspec import filesystem
 
 from store import Message, MessageStore
 from tests.end_to_end.test_realtime import needs_pipelined_workers
+from tests.hidden import hiding_python, needs_hiding, spark_home
 from tests.s3 import SECRET
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 BEFORE, LATER = 200, 50
-UNSHARE = shutil.which("unshare")
-PYTHON = f"""#!/bin/sh
-[ "$HIDDEN" ] || exec {sys.executable} "$@"
-exec {UNSHARE} -rm sh -c 'mount -t tmpfs none "$HIDDEN" && exec {sys.executable} "$@"' python "$@"
-"""
-
-
-def hides() -> bool:
-    """Return whether this process can hide a directory from its children."""
-    return UNSHARE is not None and subprocess.run([UNSHARE, "-rm", "true"], capture_output=True).returncode == 0
-
-
-@pytest.fixture
-def python(tmp_path: Path) -> Path:
-    """A Python that sees the directory in the variable HIDDEN as empty."""
-    it = tmp_path / "python"
-    it.write_text(PYTHON)
-    it.chmod(0o755)
-    return it
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    """A SPARK_HOME with its own `work` folder for executors."""
-    it = tmp_path / "home"
-    it.mkdir()
-    for entry in Path(pyspark.__file__).parent.iterdir():
-        if entry.name != "work":
-            (it / entry.name).symlink_to(entry)
-    return it
 
 
 def bodies(store: MessageStore, topic: str) -> list[int]:
@@ -57,11 +25,10 @@ def bodies(store: MessageStore, topic: str) -> list[int]:
 
 
 @needs_pipelined_workers
-@pytest.mark.skipif(not hides(), reason="a directory can be hidden from a process by unshare only")
-def test_executors_without_the_directory_copy_each_message_once(
-    tmp_path: Path, bucket: str, home: Path, python: Path
-) -> None:
+@needs_hiding
+def test_executors_without_the_directory_copy_each_message_once(tmp_path: Path, bucket: str) -> None:
     driver, log = tmp_path / "driver", tmp_path / "log"
+    home, python = spark_home(tmp_path), hiding_python(tmp_path)
     with (
         MessageStore.open(driver / "source") as source,
         MessageStore.open(driver / "target") as target,

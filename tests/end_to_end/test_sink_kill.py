@@ -1,7 +1,7 @@
 """Copy a topic while Python workers, committing processes and drivers are killed at random: every row arrives once.
 
-SINK_KILL_ROUNDS sets the number of killed drivers (default 1), SINK_KILLS of other killed processes of each kind (2),
-and SINK_SIGNALS of drivers that get Ctrl-C or SIGTERM (0: each takes ten seconds).
+SINK_KILL_ROUNDS sets the number of killed drivers for each place of staged rows (default 1), SINK_KILLS of other
+killed processes of each kind (2), and SINK_SIGNALS of drivers that get Ctrl-C or SIGTERM (0: each takes ten seconds).
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from pyspark.sql import SparkSession
+from fsspec import filesystem
 
 from store import Message, MessageStore
-from tests.end_to_end.sink_query import start
 from tests.end_to_end.test_realtime import needs_pipelined_workers
+from tests.hidden import hiding_python, needs_hiding, spark_home
 from tests.processes import java, kill, kill_tree, open_files, seen, tree
+from tests.s3 import environment
 from tests.waiting import QUERY_PATIENCE, until
 
 ROOT = Path(__file__).parents[2]
@@ -53,23 +54,66 @@ def target(tmp_path: Path) -> Path:
     return tmp_path / "target"
 
 
+class Staged:
+    """The rows of tasks: in the store, with tasks in the driver's JVM."""
+
+    def __init__(self, target: Path) -> None:
+        self.files = f"{target}/staging/"  # while a task writes them
+        self.writing: dict[str, str] = {}
+        self.conf: dict[str, str] = {}
+        self.environment = {"PYSPARK_PYTHON": sys.executable}
+
+    def left(self) -> list[str]:
+        return os.listdir(self.files)
+
+
+class StagedInBucket(Staged):
+    """The rows of tasks on S3, with executors that do not see the store."""
+
+    def __init__(self, target: Path, folder: Path, bucket: str) -> None:
+        uploads = folder / "uploads"
+        uploads.mkdir()
+        self.files = f"{uploads}/"
+        self.writing = {"stagingPath": f"{bucket}/staging"}
+        self.conf = {"spark.master": "local-cluster[2,1,1024]", "spark.executor.memory": "512m"}
+        given = {**environment(os.environ["AWS_ENDPOINT_URL"]), "HIDDEN": str(target), "TMPDIR": str(uploads)}
+        self.conf["spark.executor.extraJavaOptions"] = os.environ.get("SPARK_SUBMIT_OPTS", "")
+        self.conf |= {f"spark.executorEnv.{name}": value for name, value in given.items()}
+        python, home = hiding_python(folder), spark_home(folder)
+        self.environment = {"PYSPARK_PYTHON": str(python), "SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1"}
+
+    def left(self) -> list[str]:
+        found: list[str] = filesystem("s3").find(self.writing["stagingPath"])
+        return found
+
+
+@pytest.fixture(params=["store", pytest.param("bucket", marks=needs_hiding)])
+def staged(request: pytest.FixtureRequest, target: Path, tmp_path: Path) -> Staged:
+    if request.param == "store":
+        return Staged(target)
+    return StagedInBucket(target, tmp_path, request.getfixturevalue("bucket"))
+
+
 class Copy:
     """The program sink_query.py, run repeatedly with one checkpoint."""
 
-    def __init__(self, source: MessageStore, target: Path, checkpoint: Path) -> None:
+    def __init__(self, source: MessageStore, target: Path, checkpoint: Path, staged: Staged | None = None) -> None:
         self.target = target
-        self._given = {"source": str(source.path), "target": str(target), "checkpoint": str(checkpoint)}
+        self.staged = Staged(target) if staged is None else staged
+        places = {"source": str(source.path), "target": str(target), "checkpoint": str(checkpoint)}
+        self._given = {**places, "writing": self.staged.writing}
 
     @contextmanager
-    def running(self, **options: str) -> Iterator[subprocess.Popen[str]]:
+    def running(self, *, available_now: bool = False, **options: str) -> Iterator[subprocess.Popen[str]]:
         """Run until the block ends, then kill only the driver, not its children."""
         log4j = f"-Dlog4j2.configurationFile={ROOT / 'pyspark_mq' / 'log4j2.properties'}"
-        given = {**self._given, "options": options, "conf": {"spark.driver.extraJavaOptions": log4j}}
+        conf = {"spark.driver.extraJavaOptions": log4j, **self.staged.conf}
+        given = {**self._given, "options": options, "conf": conf, "availableNow": available_now}
         with subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("sink_query.py")), json.dumps(given)],
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable},
+            env={**os.environ, "PYTHONPATH": str(ROOT), **self.staged.environment},
             start_new_session=True,
         ) as process:
             assert process.stdout is not None
@@ -80,8 +124,9 @@ class Copy:
             finally:
                 process.kill()
 
-    def drain(self, spark: SparkSession) -> None:
-        assert start(spark, {**self._given, "options": {}, "availableNow": True}).awaitTermination(QUERY_PATIENCE)
+    def drain(self) -> None:
+        with self.running(available_now=True) as process:
+            assert process.wait(QUERY_PATIENCE) == 0
 
 
 def _tell(lines: IO[str]) -> None:
@@ -121,8 +166,8 @@ def bodies(store: MessageStore, topic: str) -> dict[int, list[bytes]]:
     }
 
 
-def check_copies(source: MessageStore, target: Path) -> None:
-    with MessageStore.open(target) as store:
+def check_copies(source: MessageStore, copy: Copy) -> None:
+    with MessageStore.open(copy.target) as store:
         copied, put = bodies(store, "copies"), bodies(source, "orders")
     times = Counter(body for queue in copied.values() for body in queue)
     assert times == Counter(body for queue in put.values() for body in queue)
@@ -136,32 +181,31 @@ def check_copies(source: MessageStore, target: Path) -> None:
             numbers.append(int(number))
     assert len(places) == KEYS
     assert all(numbers == sorted(numbers) for _, numbers in places.values())
-    assert os.listdir(target / "staging") == []
+    assert copy.staged.left() == []
 
 
 def committing(pid: int, target: Path) -> list[int]:
     return [each for each in tree(pid) if any(f"{target}/commits/" in name for name in open_files(each))]
 
 
-def staging(pid: int, target: Path) -> list[int]:
+def staging(pid: int, staged: Staged) -> list[int]:
     """Return the task processes below `pid` that stage rows, or are about to commit them."""
-    return [each for each in tree(pid) if any(f"{target}/staging/" in name for name in open_files(each))]
+    return [each for each in tree(pid) if any(staged.files in name for name in open_files(each))]
 
 
-def test_every_row_arrives_once_after_kills(
-    spark: SparkSession, source: MessageStore, target: Path, tmp_path: Path
-) -> None:
+def test_every_row_arrives_once_after_kills(source: MessageStore, target: Path, tmp_path: Path, staged: Staged) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     chance = random.Random(seed)
-    copy = Copy(source, target, tmp_path / "checkpoint")
+    copy = Copy(source, target, tmp_path / "checkpoint", staged)
     sessions = []
     with steadily_put(source):
         for number in range(ROUNDS):
             with copy.running(maxOffsetsPerTrigger="60", minPartitions="4") as process:
                 sessions.append(process.pid)
-                for look in chance.choices((staging, committing), k=KILLS):
-                    found = seen(lambda look=look: look(process.pid, target), QUERY_PATIENCE)
+                looks = lambda: staging(process.pid, staged), lambda: committing(process.pid, target)
+                for look in chance.choices(looks, k=KILLS):
+                    found = seen(look, QUERY_PATIENCE)
                     time.sleep(chance.uniform(0, 0.02))
                     kill(found)
                 # Then kill the driver, at a random moment or within a commit, which continues without it.
@@ -169,16 +213,14 @@ def test_every_row_arrives_once_after_kills(
                     seen(lambda: committing(process.pid, target), QUERY_PATIENCE)
                 time.sleep(chance.uniform(0, 0.02 if number % 2 == 0 else 2))
                 kill([java(process.pid)])
-    copy.drain(spark)
+    copy.drain()
     for pid in sessions:
         kill_tree(pid)
-    check_copies(source, target)
+    check_copies(source, copy)
 
 
 @pytest.mark.skipif(not SIGNALS, reason="SINK_SIGNALS is not set")
-def test_every_row_arrives_once_after_signals(
-    spark: SparkSession, source: MessageStore, target: Path, tmp_path: Path
-) -> None:
+def test_every_row_arrives_once_after_signals(source: MessageStore, target: Path, tmp_path: Path) -> None:
     """Ctrl-C at a terminal and SIGTERM by a supervisor reach all processes of a program."""
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
@@ -192,14 +234,12 @@ def test_every_row_arrives_once_after_signals(
                 with suppress(subprocess.TimeoutExpired):  # Spark's own shutdown may hang
                     process.wait(SPARK_ENDS_SECONDS)
             kill_tree(process.pid)
-    copy.drain(spark)
-    check_copies(source, target)
+    copy.drain()
+    check_copies(source, copy)
 
 
 @needs_pipelined_workers
-def test_sink_follows_a_real_time_source(
-    spark: SparkSession, source: MessageStore, target: Path, tmp_path: Path
-) -> None:
+def test_sink_follows_a_real_time_source(source: MessageStore, target: Path, tmp_path: Path) -> None:
     copy = Copy(source, target, tmp_path / "checkpoint")
     with (
         steadily_put(source),
@@ -212,5 +252,5 @@ def test_sink_follows_a_real_time_source(
 
         until(some_are_there, every=0.2, patience=QUERY_PATIENCE)
         kill_tree(process.pid)
-    copy.drain(spark)
-    check_copies(source, target)
+    copy.drain()
+    check_copies(source, copy)
