@@ -22,7 +22,9 @@ _PROPERTIES = 3  # index in a `Row`
 
 
 class ClusterAppends:
-    """The methods of `MessageStore` that a producer uses. Each message gets property `UNIQ_KEY`."""
+    """Appends to a cluster, with the methods of `MessageStore` that a producer uses. Each message gets property
+    `UNIQ_KEY`.
+    """
 
     def __init__(self, address: ClusterAddress) -> None:
         """Raises `Unreachable` if no name server answers."""
@@ -37,7 +39,7 @@ class ClusterAppends:
         return MessageAppend(self._writer.begin())
 
     def with_id(self, row: Row) -> Row:
-        """A resent message keeps its id."""
+        """Return the row with a new id. A message that is sent again keeps its id."""
         properties = row[_PROPERTIES]
         if PROPERTY_UNIQ_KEY in properties:
             return row
@@ -56,7 +58,10 @@ class MessageAppend:
         self._append.add(topic, table)
 
     def add_messages(self, messages: Sequence[Message]) -> None:
-        """Raises `MessageRefused` for an invalid message, or if messages of one topic do not fit into one table."""
+        """Add messages, which may have several topics.
+
+        Raises `MessageRefused` for an invalid message, or if messages of one topic do not fit into one table.
+        """
         for topic, of_topic in groupby(messages, key=lambda message: message.topic):
             try:
                 self.add(topic, table_of(list(zip(*(astuple(each)[1:] for each in of_topic), strict=True))))

@@ -51,8 +51,8 @@ class Consumer(Opened):
     With a listener, the consumer calls it in its own threads. Without one, iterate with `for` or `async for`. A message
     is acknowledged when the listener returns, or when the loop asks for the next message.
 
-    The group commits the lowest unacknowledged offset of each queue. If a consumer closes or dies, another one receives
-    the messages from there on.
+    The group commits the lowest unacknowledged offset of each queue. If a consumer closes or dies, another member
+    receives the messages from this offset on.
 
     Methods raise `StoreClosed` after `close`, and `StoreForked` in a forked process.
     """
@@ -143,16 +143,20 @@ class Consumer(Opened):
         return self._rebalancer.assigned
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Return whether the consumer is closed, after `timeout` seconds at most. Raises the error that ended it."""
+        """Wait until the consumer is closed, at most `timeout` seconds. Return whether it is.
+
+        Raises the error that ended the consumer.
+        """
         self._must_not_be_forked()
         ended = self._queues.wait_closed(timeout)
         self._threads.must_not_have_failed()
         return ended
 
     def send_back(self, message: ReceivedMessage, delay_level: int = 0) -> None:
-        """Send a message back to the group while iterating, to be delivered again later.
+        """Send a message back to the group while iterating, so that it is delivered again later.
 
-        delay_level: see `ReconsumeLater`. A broadcasting consumer raises `InvalidArgument` unless it is negative.
+        delay_level: see `ReconsumeLater`. In a broadcasting consumer, a level that is not negative raises
+        `InvalidArgument`.
         """
         self._must_work()
         self._member.send_back([message.stored()], delay_level, self._config.reconsume_times)
@@ -182,8 +186,8 @@ class Consumer(Opened):
     def close(self) -> None:
         """Wait for running calls of the listener, commit finished messages, and leave the group.
 
-        Does nothing the second time and in a forked process. A listener's call only stops the consumer: `wait` returns,
-        and the thread that opened the consumer has to call `close`, too.
+        Does nothing the second time and in a forked process. If the listener calls this, the consumer only stops:
+        `wait` returns, and the thread that opened the consumer has to call `close`, too.
 
         Raises the error that ended the consumer. Raises `StoreLocked`, and closes nothing, in a signal handler that
         interrupted `wait` or an iteration.
@@ -253,7 +257,9 @@ class Consumer(Opened):
         self._threads.must_not_have_failed()
 
     def _must_not_be_forked(self) -> None:
-        """Allow a closed consumer, so that closing ends an iteration without an error."""
+        """Raise `StoreForked` in a forked process. A closed consumer raises nothing, so that `close` ends an iteration
+        without an error.
+        """
         if self.is_forked:
             raise self._not_open()
 

@@ -17,7 +17,7 @@ _logger = logging.getLogger("store")
 
 
 class ConsumerThreads:
-    """If a thread fails, all end, and `error` is its error."""
+    """A consumer's threads. If one fails, all end, and `error` is its error."""
 
     def __init__(
         self, what: str, queues: ProcessQueues, rebalancer: Rebalancer, pullers: Sequence[Puller], figures: Figures
@@ -32,7 +32,9 @@ class ConsumerThreads:
         self._workers: list[threading.Thread] = []
 
     def start(self, work: Callable[[], None] | None, count: int) -> None:
-        """Rebalance in this thread, so that a new group gets every message from now on. Then start all threads."""
+        """Rebalance in this thread, so that a new group gets every message put after this call. Then start all
+        threads.
+        """
         self._rebalancer.begin()
         self._rebalance_by(self._rebalancer.step)
         for each in (self._rebalance, *(puller.run for puller in self._pullers)):

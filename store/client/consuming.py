@@ -29,19 +29,16 @@ _MAX_RECONSUME_TIMES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class ConsumerConfig:
-    """RocketMQ's settings, with its names, and its defaults unless noted. Times are in seconds.
+    """RocketMQ's settings of a consumer, with its names, and its defaults unless noted. Times are in seconds.
 
-    consume_thread_max: threads that call the listener.
-    consume_message_batch_max_size: most messages in one call.
+    consume_thread_max: threads that call the listener. consume_message_batch_max_size: most messages in one call.
     pull_threshold_for_queue: most unacknowledged messages of a queue in memory (RocketMQ: 1000).
-    pull_threshold_size_for_queue: most MiB of their bodies.
-    max_reconsume_times: retries before a message becomes a dead letter; -1: 16, or unlimited if orderly.
-    suspend_current_queue_time: delay before an orderly consumer retries in place.
-    consume_timeout: time in hand after which a message is logged as hanging.
-    consume_timestamp: ms since 1970, for CONSUME_FROM_TIMESTAMP.
-    await_termination_when_shutdown: how long `close` waits for running calls of the listener.
-    unreadable: a message whose body does not decompress or exceeds the limit becomes a "dead_letter", or raises an
-    "error", which ends the consumer.
+    pull_threshold_size_for_queue: most MiB of their bodies. max_reconsume_times: retries before a message becomes a
+    dead letter. -1 means 16, or unlimited for an orderly consumer. suspend_current_queue_time: delay before an orderly
+    consumer retries in place. consume_timeout: time in the listener after which a message is logged as hanging.
+    consume_timestamp: ms since 1970, for CONSUME_FROM_TIMESTAMP. await_termination_when_shutdown: how long `close`
+    waits for running calls of the listener. unreadable: what to do with a message whose body does not decompress or
+    exceeds the limit. "dead_letter" makes it a dead letter; "error" raises an error, which ends the consumer.
     """
 
     consume_thread_max: int = 20
@@ -97,7 +94,7 @@ class ReconsumeLater(Exception):
     """Raised by a listener to acknowledge the first `done` messages and have the others delivered again.
 
     delay_level: one of RocketMQ's levels 1 to 18; 0 for a delay of 10 seconds that grows with each retry; negative for
-    a dead letter at once. An orderly consumer retries in place, and only heeds a negative level.
+    a dead letter at once. An orderly consumer retries in place, so it ignores all levels that are not negative.
     """
 
     def __init__(self, *, done: int = 0, delay_level: int = 0) -> None:
@@ -107,14 +104,14 @@ class ReconsumeLater(Exception):
 
 
 class CallResult(NamedTuple):
-    """The first `done` messages are finished; the others are retried."""
+    """The outcome of a call of the listener: the first `done` messages are finished; the others are retried."""
 
     done: int
     delay_level: int = 0
 
 
 def check_listener(listener: object) -> None:
-    """Raise `InvalidArgument` if `listener` is not callable, or a coroutine or generator function."""
+    """Raise `InvalidArgument` if `listener` is not callable, or if it is a coroutine or generator function."""
     if not callable(listener):
         raise InvalidArgument(f"listener={listener!r:.80}: give a function of a sequence of messages")
     if inspect.iscoroutinefunction(listener) or inspect.isgeneratorfunction(listener):
@@ -125,7 +122,10 @@ def check_listener(listener: object) -> None:
 
 
 def call(listener: Listener, messages: Messages, group: str) -> CallResult:
-    """If the listener raises an error or returns a value, log it, except at retries in place, and finish no message."""
+    """Call the listener, and return the outcome.
+
+    If it raises an error or returns a value, no message is finished. This is logged, except for retries in place.
+    """
     try:
         answer = cast("Callable[..., object]", listener)(messages)
     except ReconsumeLater as later:
@@ -146,7 +146,9 @@ def call(listener: Listener, messages: Messages, group: str) -> CallResult:
 
 
 def _named(message: ReceivedMessage) -> str:
-    """Use the id of the first delivery, because each retry has a new one."""
+    """Return the name of a message for the log. It has the id of the first delivery, because each retry has a
+    new one.
+    """
     again = f" (try {message.reconsume_times + 1})" if message.reconsume_times else ""
     return f"{first_id(message.msg_id, message.properties)} of {message.topic}{again}"
 
@@ -178,7 +180,7 @@ class Concurrently:
 
 @dataclass(frozen=True)
 class Orderly:
-    """Retries in place after `suspend_seconds`, and blocks the queue until then."""
+    """Retries failed messages in place after `suspend_seconds`, and blocks their queue until then."""
 
     member: Member
     max_reconsume_times: float
@@ -222,7 +224,7 @@ def consume_service(member: Member, config: ConsumerConfig, *, orderly: bool) ->
 def send_back(
     member: Member, queues: ProcessQueues, taken: TakenMessages, delay_level: int, max_reconsume_times: int
 ) -> None:
-    """If sending back fails, retry in place."""
+    """Send failed messages back to the group. If that fails, retry them in place."""
     try:
         member.send_back([each.stored() for each in taken.handful.messages], delay_level, max_reconsume_times)
     except StoreError as error:
@@ -234,7 +236,7 @@ def send_back(
 
 
 def set_aside(service: ConsumeService, queues: ProcessQueues, taken: TakenMessages, group: str) -> bool:
-    """If a message's body cannot be read, make it a dead letter, and return True."""
+    """Make a message with an unreadable body a dead letter. Return whether the body is unreadable."""
     messages = taken.handful.messages
     if messages.body_error is None:
         return False

@@ -14,9 +14,10 @@ _NEVER = math.inf
 
 @dataclass(eq=False, slots=True)
 class Handful:
-    """Messages that are handed out together.
+    """Messages that are in hand together: passed to the listener in one call, or to one thread that iterates.
 
-    since: `time.monotonic()` seconds of that; infinity if not in hand. is_logged: as hanging.
+    since: when they were handed out, in `time.monotonic()` seconds; infinity if they are not in hand. is_logged:
+    whether they were logged as hanging.
     """
 
     messages: Messages
@@ -54,23 +55,23 @@ class ProcessQueue:
 
     @property
     def position(self) -> int:
-        """The offset to commit: of the first unfinished message."""
+        """Return the offset to commit: that of the first unfinished message."""
         if self._handed:
             return self._handed[0].begin
         return self._cached[0].offset if self._cached else self.pulled
 
     @property
     def is_full(self) -> bool:
-        """Whether to pause pulling, because `max_count` messages or `max_bytes` of bodies are unacknowledged.
+        """Return whether to pause pulling: `max_count` messages or `max_bytes` of bodies are unacknowledged.
 
-        Finished messages behind an unfinished one count. This bounds duplicates, as RocketMQ's
-        consumeConcurrentlyMaxSpan.
+        Finished messages after an unfinished one are unacknowledged, too. This limits how many messages are delivered
+        twice, as RocketMQ's consumeConcurrentlyMaxSpan does.
         """
         return self.count >= self._max_count or self.bytes >= self._max_bytes
 
     @property
     def is_half_empty(self) -> bool:
-        """Whether to resume pulling."""
+        """Return whether a paused queue has enough room to resume pulling."""
         return 2 * self.count <= self._max_count and 2 * self.bytes <= self._max_bytes
 
     @property
@@ -88,7 +89,7 @@ class ProcessQueue:
         self._weigh(messages, 1)
 
     def ready_at(self) -> float:
-        """When `take` returns messages: 0 for now, infinity for none."""
+        """Return the time from which `take` returns messages: 0 for now, infinity if it has none."""
         if self._cached:
             return 0.0
         return min((at for at, _ in self._again), default=_NEVER)
@@ -112,7 +113,7 @@ class ProcessQueue:
         return handful
 
     def done(self, handful: Handful, count: int | None = None) -> None:
-        """Finish a handful, or its first `count` messages."""
+        """Finish a handful, or only its first `count` messages."""
         if count is not None and count < len(handful.messages):
             first, handful.messages = handful.messages.cut(count)
             self._weigh(first, -1)
@@ -141,7 +142,7 @@ class ProcessQueue:
 
 
 class OrderlyQueue(ProcessQueue):
-    """Has one handful in hand at a time, and retries it before the next."""
+    """A queue that hands out one handful at a time, and retries it before the next."""
 
     def ready_at(self) -> float:
         if self._again:

@@ -49,7 +49,7 @@ class ProcessQueues:
     # --- ownership -------------------------------------------------------------------------------------
 
     def add(self, queue: ProcessQueue, pull: Callable[[ProcessQueue], None]) -> None:
-        """pull: called now, and when a full queue has room again; it must be quick."""
+        """Add a queue. `pull` is called now, and whenever the queue was full and has room again. It must be quick."""
         with self._lock:
             self._pull[queue] = pull
         pull(queue)
@@ -60,12 +60,12 @@ class ProcessQueues:
             queue.stop()
 
     def remove(self, queue: ProcessQueue) -> None:
-        """Stop a queue, and commit none of its offsets from now on."""
+        """Stop a queue, and do not commit its offsets any more."""
         with self._lock:
             self._remove(queue)
 
     def forget(self, resets: Callable[[], Positions]) -> Positions:
-        """Remove the queues that `resets` returns, and commit none of their offsets after its call."""
+        """Remove the queues that `resets` returns, and do not commit their offsets after its call."""
         with self._lock:
             positions = resets()
             for queue in [queue for queue in self._pull if queue.queue in positions]:
@@ -77,7 +77,7 @@ class ProcessQueues:
             return queue.in_hand
 
     def lease(self, until: float) -> None:
-        """Hand out messages only before `until`, `time.monotonic()` seconds, when the queue locks expire."""
+        """Hand out messages only before `until` (`time.monotonic()` seconds), because then the queue locks expire."""
         with self._lock:
             self._until = until
             self._changed.notify_all()
@@ -89,12 +89,12 @@ class ProcessQueues:
 
     @property
     def is_forked(self) -> bool:
-        """A forked process may never get the lock."""
+        """Return whether this is a forked process, in which another thread may hold the lock forever."""
         return os.getpid() != self._process
 
     @property
     def is_inside(self) -> bool:
-        """Whether this is a signal handler that interrupted a method."""
+        """Return whether this is a signal handler that interrupted a method."""
         return is_owned(self._changed)
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class ProcessQueues:
     # --- pulling ---------------------------------------------------------------------------------------
 
     def put(self, queue: ProcessQueue, columns: Columns) -> bool:
-        """Return whether to pull on; if not, `pull` is called when there is room."""
+        """Add pulled messages. Return whether to continue pulling. If not, `pull` is called when there is room."""
         with self._lock:
             if queue.is_stopped or self._is_closed:
                 return False
@@ -123,7 +123,7 @@ class ProcessQueues:
             return not queue.is_full
 
     def passed(self, queue: ProcessQueue, end: int) -> bool:
-        """Record that no more messages match before queue offset `end`. Return whether to pull on."""
+        """Record that no more messages match before queue offset `end`. Return whether to continue pulling."""
         with self._lock:
             if queue.is_stopped or self._is_closed:
                 return False
@@ -148,7 +148,9 @@ class ProcessQueues:
         return None
 
     def take_or_call(self, most: int, tell: Callable[[], None]) -> TakenMessages | None:
-        """Return messages; or None, and call `tell` once, in any thread, when to try again."""
+        """Return messages if there are any. Otherwise return None, and call `tell` once, in any thread, when to try
+        again.
+        """
         with self._lock:
             if self._is_closed:
                 tell()
@@ -159,7 +161,7 @@ class ProcessQueues:
             return taken
 
     def done(self, taken: TakenMessages, count: int | None = None) -> None:
-        """Acknowledge all messages, or the first `count`. Wakes no thread: the caller has to take messages next."""
+        """Acknowledge all messages of a handful, or only the first `count`."""
         queue = taken.queue
         with self._lock:
             before = queue.position

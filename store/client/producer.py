@@ -147,7 +147,8 @@ class Producer(Opened):
 
         sequence: required by a producer with a name, and only allowed there. If the log has this sequence of the topic
         or a higher one, nothing is appended, and the result's status is ALREADY_STORED. After a failed append, a
-        producer with a name is closed, and all later messages fail. A new producer knows where to resume.
+        producer with a name is closed, and all later messages fail. A new producer with this name can resume after
+        `last_sequence`.
 
         Raises `BufferFull` if there is no room within `timeout`, `UnknownTopic`, `InvalidTopic`, and `MessageRefused`.
         """
@@ -215,7 +216,7 @@ class Producer(Opened):
             replies.forget(properties)
 
     def last_sequence(self, topic: str) -> int | None:
-        """Return a topic's highest sequence in the log when this producer was opened, or None."""
+        """Return the highest sequence of a topic in the log when this producer was opened, None if there was none."""
         self.must_be_open()
         return None if self._memory is None else self._memory.found.get(topic)
 
@@ -243,7 +244,9 @@ class Producer(Opened):
         )
 
     def _check(self, topic: str) -> None:
-        """If it is deleted later, the futures raise the error."""
+        """Raise an error if the topic does not exist. If it is deleted after this check, the futures raise the
+        error.
+        """
         self._store.begin().add(topic, _NO_MESSAGES)
         self._topics.add(topic)
 

@@ -11,7 +11,7 @@ from store.model.errors import BufferFull, InvalidArgument, StoreClosed, StoreLo
 
 
 class BufferLimits(NamedTuple):
-    """In seconds and bytes, see `Producer`."""
+    """The limits of a buffer, in seconds and bytes, see `Producer`."""
 
     linger: float
     batch_bytes: int
@@ -20,7 +20,10 @@ class BufferLimits(NamedTuple):
 
 
 class Buffer:
-    """Any thread adds messages; one thread takes them. The last one may exceed the size limit."""
+    """Messages that wait for an append. Any thread adds messages; one thread takes them.
+
+    The last message may exceed the size limit.
+    """
 
     def __init__(self, what: str, limits: BufferLimits) -> None:
         self._what = what
@@ -41,7 +44,9 @@ class Buffer:
         self._taker: threading.Thread | None = None
 
     def add(self, topic: str, row: Row, size: int, sequence: int | None = None) -> SendFuture:
-        """Raises `BufferFull` if there is no room within the timeout, `StoreClosed`, `StoreLocked` in a signal handler
+        """Add a message.
+
+        Raises `BufferFull` if there is no room within the timeout, `StoreClosed`, `StoreLocked` in a signal handler
         that interrupted `add`, and `InvalidArgument` for a sequence that does not ascend.
         """
         with self._lock:  # in an order in which an interrupt leaves no message without its sequence
@@ -75,7 +80,7 @@ class Buffer:
         return self._bytes
 
     def must_be_outside(self) -> None:
-        """Raise `StoreLocked` in a signal handler that interrupted `add`, because waiting there never ends."""
+        """Raise `StoreLocked` in a signal handler that interrupted `add`, because waiting there would never end."""
         if is_owned(self._work):
             raise self._locked()
 
@@ -118,7 +123,7 @@ class Buffer:
     def take(self) -> list[Lot] | None:
         """Wait for messages, and return all of them; None if the buffer is closed and empty.
 
-        A call also declares all messages taken before as settled.
+        The call also declares that the messages of all earlier calls are settled: appended or failed.
         """
         with self._lock:
             self._taker = threading.current_thread()
@@ -155,7 +160,9 @@ class Buffer:
             self._room.wait_for(lambda: self._settled >= last or self._is_over)
 
     def close(self, why: StoreClosed | None = None) -> None:
-        """why: raised by `add`."""
+        """Refuse further messages, and let `take` return the rest at once. why: the error that `add` raises from now
+        on.
+        """
         with self._lock:
             self._why_closed = self._why_closed or why
             self._is_closed = self._is_urgent = True

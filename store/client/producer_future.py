@@ -25,14 +25,14 @@ _PROPERTIES = [field.name for field in fields(Message)][1:].index("properties")
 
 
 class Failure:
-    """is_raised: whether a future has raised the error."""
+    """The error of a failed append. is_raised: whether a future has raised it."""
 
     def __init__(self, error: BaseException) -> None:
         self._error = error
         self.is_raised = False
 
     def to_raise(self) -> BaseException:
-        """Return a copy of the error, because each `raise` extends the traceback."""
+        """Return a copy of the error, because each `raise` extends an error's traceback."""
         self.is_raised = True
         if not isinstance(self._error, StoreError):
             return self._error
@@ -42,7 +42,10 @@ class Failure:
 
 
 class PlacedRows(NamedTuple):
-    """first: row of the first message in `result`. store_host: for message ids."""
+    """The outcome of rows that were appended.
+
+    first: row of the first message in `result`. store_host: for message ids.
+    """
 
     result: AppendResult
     first: int
@@ -56,8 +59,8 @@ ALREADY_STORED = PutResult(PutStatus.ALREADY_STORED, -1, -1, -1, "")
 class Lot:
     """Messages of one topic that are appended together, and later their outcome.
 
-    fields: in one flat list, because an object for each message would slow the garbage collector. Empty when settled.
-    settled: done when all outcomes are known. Only the sender settles.
+    fields: the fields of all messages in one flat list, because an object for each message would slow the garbage
+    collector. Empty when settled. settled: done when all outcomes are known. Only the sender settles it.
     """
 
     def __init__(self, topic: str) -> None:
@@ -94,7 +97,10 @@ class Lot:
         self.settled.set_result(None)
 
     def wait(self, timeout: float | None) -> None:
-        """Raises `TimeoutError`, and `StoreForked` in a process that was forked before all messages are settled."""
+        """Wait until all outcomes are known.
+
+        Raises `TimeoutError`, and `StoreForked` in a process that was forked before that.
+        """
         if self.is_settled:
             return
         if os.getpid() != self._process:
@@ -127,7 +133,7 @@ class SendFuture:
         self._row = row
 
     def result(self, timeout: float | None = None) -> PutResult:
-        """timeout: seconds. Raises the error of the append, and `TimeoutError`."""
+        """Return the outcome. timeout: seconds to wait. Raises the error of the append, and `TimeoutError`."""
         outcome = self._outcome(timeout)
         if isinstance(outcome, Failure):
             raise outcome.to_raise()
@@ -142,10 +148,9 @@ class SendFuture:
         return self._lot.is_settled
 
     def add_done_callback(self, call: Callable[[SendFuture], object]) -> None:
-        """Call `call` with this future: now if it is done, else later in the producer's thread, which it must not
-        block.
+        """Call `call` with this future: now if it is done, otherwise later in the producer's thread.
 
-        Its errors are logged.
+        `call` must not block that thread. Its errors are logged.
         """
         self._lot.settled.add_done_callback(lambda _: call(self))
 

@@ -1,13 +1,13 @@
 """`Memory`: the last sequences of a named producer, so that no message is appended twice.
 
-Each append of a named producer includes a message to `PRODUCERS_TOPIC` with the highest sequence of each topic. Its key
-is the producer's name. Retention deletes these messages, so a file has the sequences up to offset `since` of that
-topic:
+Each append of a named producer includes a message to `PRODUCERS_TOPIC`, whose key is the producer's name and whose body
+has the highest sequence of each topic. Because retention deletes these messages, a file has the sequences, too, up to
+offset `since` of PRODUCERS_TOPIC:
 
     <store>/producers/<name>/reached.json    {"sequences": {"orders": 1041}, "since": 87, "open": true}
 
-It is written on opening, about once a minute, and on closing, always after a flush, so that a crash of the machine
-undoes no sequence in it.
+The file is written on opening, about once a minute, and on closing. The log is flushed first, so that a crash of the
+machine cannot remove a message whose sequence is in the file.
 """
 
 from __future__ import annotations
@@ -74,15 +74,17 @@ class Memory:
             raise
 
     def record(self, sequences: Sequences) -> Message:
-        """Return the message to append with messages up to these sequences. `_find` reads only queue 0."""
+        """Return the message that records these sequences, for the same append. It is in queue 0, the only one that
+        `_find` reads.
+        """
         return Message(PRODUCERS_TOPIC, encode(dict(sequences)), keys=self._name, queue_id=0)
 
     def has(self, topic: str, sequence: int) -> bool:
-        """Return whether the log had this sequence or a higher one on opening, and still has the topic."""
+        """Return whether the log had this sequence or a higher one on opening, and the topic still exists."""
         return sequence <= self.found.get(topic, sequence - 1) and self._exists(topic, self._opened_at)
 
     def reach(self, sequences: Sequences, at: int) -> None:
-        """at: commit log offset (bytes)."""
+        """Record that these sequences are appended. at: commit log offset (bytes) of the append."""
         self._reached.update({topic: (last, at) for topic, last in sequences.items()})
 
     def _existing(self) -> dict[str, int]:

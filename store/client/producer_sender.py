@@ -48,7 +48,7 @@ class Sender(threading.Thread):
         *,
         owns: bool,
     ) -> None:
-        """owns: close the store at the end."""
+        """owns: whether to close the store at the end."""
         super().__init__(name="mq-producer", daemon=True)
         self.what = what
         self._store = store
@@ -85,7 +85,9 @@ class Sender(threading.Thread):
                     self._failed(error)
 
     def _carry(self, parts: Sequence[_Part]) -> None:
-        """If a message is refused, split the append until that message fails alone."""
+        """Append the parts, and settle their messages. If a message is refused, split the append until that message
+        fails alone.
+        """
         outcomes: Sequence[Outcome]
         try:
             if self._fatal is not None:
@@ -120,16 +122,16 @@ class Sender(threading.Thread):
         return [PlacedRows(result, first, host) for first in firsts]
 
     def _end_by(self, error: BaseException) -> None:
-        """Let no future wait forever."""
+        """Settle all remaining messages with an error, so that no future waits forever."""
         failure = self._failed(error)
         for lot in (*self._taken, *self._buffer.abandon()):
             if not lot.is_settled:
                 lot.settle(len(lot), failure)
 
     def _end_if_named(self, error: Exception) -> None:
-        """Refuse later messages of a named producer.
+        """Refuse later messages of a named producer after a failed append.
 
-        Its record has only the highest sequence, so a later append would count the failed messages as stored.
+        The log records only the highest sequence, so after a later append the failed messages would count as stored.
         """
         if self._memory is not None and self._fatal is None:
             self._fatal = error
@@ -151,7 +153,7 @@ class Sender(threading.Thread):
         return failure
 
     def raise_unseen(self) -> None:
-        """Raise the first error that no future has raised, with the others as notes."""
+        """Raise the first error that no future has raised. The other errors are notes of it."""
         failures, self._failures = self._failures, []
         unseen = [failure for failure in failures if not failure.is_raised]
         if unseen:

@@ -29,11 +29,11 @@ _logger = logging.getLogger("store")
 @runtime_checkable
 class ReadsFew(Protocol):
     def few(self, wanted: QueueRange) -> Sequence[StoredMessage] | None:
-        """Return all messages of a published range; None if the caller has to use `scan`."""
+        """Return all messages of a published range, None if they are too many for this method: then use `scan`."""
 
 
 class PullFigures(NamedTuple):
-    """delivered: ms from storing a message to pulling it. held: the number of held requests."""
+    """Metrics of pulling. delivered: ms from storing a message to pulling it. held: the number of held requests."""
 
     delivered: Figure
     held: Figure
@@ -44,7 +44,9 @@ class PullFigures(NamedTuple):
 
 
 class Puller:
-    """One thread calls `run`; `pull` and `stop` are thread-safe. The queues share one filter."""
+    """Pulls the queues of one topic, all with the same filter. One thread calls `run`; `pull` and `stop` are
+    thread-safe.
+    """
 
     def __init__(
         self,
@@ -55,7 +57,7 @@ class Puller:
         figures: PullFigures,
         unreadable: Unreadable = "raw",
     ) -> None:
-        """max_bytes: of records in one read. unreadable: see `ReadSpec`."""
+        """max_bytes: limit of the records in one read. unreadable: see `ReadSpec`."""
         self._log = log
         self._few = log.few if isinstance(log, ReadsFew) else None
         self._filter = message_filter
@@ -104,7 +106,7 @@ class Puller:
         self._figures.held.set(0)
 
     def _listen(self, held: Held) -> bool:
-        """Hold a request for each new queue; if none is held, wait for one. Return False after `stop`."""
+        """Hold a request for each new queue. If no request is held, wait for a new queue. Return False after `stop`."""
         with suppress(Empty):
             while True:
                 queue = self._asked.get(block=not self._waiting)
@@ -156,9 +158,9 @@ class Puller:
             yield Columns(wanted.queue, batch)
 
     def _corrected(self, queue: ProcessQueue, error: OffsetOutOfRange | UnknownTopic) -> bool:
-        """As RocketMQ's consumer, skip to the first message that exists. Return whether to pull on.
+        """Skip to the first message that exists, as RocketMQ's consumer does. Return whether to continue pulling.
 
-        If the queue was deleted, or ends before the pulled offset, stop it for the rebalancer to restart. Raises
+        If the queue was deleted or ends before the pulled offset, stop it for the rebalancer to restart. Raises
         `OffsetLost` if a message within the queue's bounds is lost.
         """
         bounds = self._log.bounds([queue.queue]).get(queue.queue)

@@ -30,7 +30,7 @@ _logger = logging.getLogger("store")
 
 
 class Leaving(NamedTuple):
-    """A queue to give back, or to restart at `again_at`, once it has no messages in hand.
+    """A queue that is released, or restarted at `again_at`, as soon as it has no messages in hand.
 
     since: when it was stopped, `time.monotonic()` seconds.
     """
@@ -41,7 +41,7 @@ class Leaving(NamedTuple):
 
 
 class Rebalancer:
-    """One thread calls `step` and `wait` in turn."""
+    """Acquires and releases the queues of one consumer. One thread calls `step` and `wait` in turn."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Rebalancer:
     def begin(self) -> None:
         """Record the start offsets of a new group that begins at the end of its topics.
 
-        The group then gets all messages from now on, even if a queue's first owner dies before it commits.
+        The group then gets all messages put after this call, even if the first owner of a queue dies before it commits.
         """
         if self._config.consume_from_where is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET:
             topics = self._log.topics()
@@ -79,7 +79,7 @@ class Rebalancer:
                 self._begin_in(topic, self._config.consume_from_where)
 
     def step(self) -> None:
-        """Adapt to the group's members, topics and offset resets. `StoreBusy` can be retried."""
+        """Adapt to the group's current members, topics and offset resets. After `StoreBusy`, call it again."""
         now = time.monotonic()
         self.renew()
         self._restart(self._queues.forget(self._member.resets), now)
@@ -137,7 +137,7 @@ class Rebalancer:
                 self._leaving[name] = leaving._replace(again_at=position)
 
     def _leave_stopped(self, now: float) -> None:
-        """Give back the queues that the puller stopped. The next step restarts those that exist."""
+        """Release the queues that the puller stopped. The next step restarts those that exist."""
         for name, queue in list(self._mine.items()):
             if queue.is_stopped:
                 if queue.redirected_to is not None:
@@ -175,7 +175,10 @@ class Rebalancer:
         self._consume(got, self._member.committed(got))
 
     def _begin_in(self, topic: str, where: ConsumeFromWhere) -> None:
-        """For all queues at once: if only some have an offset, the others count as added later."""
+        """Record the start offsets of a topic, for all its queues at once.
+
+        If only some queues had an offset, the others would count as queues that were added later.
+        """
         self._member.begin(
             first_offsets(self._log, topic, self._member.committed, where, self._config.consume_timestamp)
         )

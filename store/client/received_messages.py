@@ -56,12 +56,12 @@ _Value = TypeVar("_Value", covariant=True)
 
 
 class Columns:
-    """n >= 1 messages of one queue. Lists with an item per message are built on first access."""
+    """n >= 1 messages of one queue, as columns. Lists with an item per message are built on first access."""
 
     body_error: str | None = None  # of a single message with an unreadable body, see `pieces`
 
     def __init__(self, queue: Queue, batch: pa.RecordBatch, tries: int = 0) -> None:
-        """batch: has COLUMNS. tries: failed tries since the pull."""
+        """batch: has COLUMNS. tries: how often processing has failed since the pull."""
         self._queue = queue
         self._batch = batch
         self.tries = tries
@@ -71,7 +71,7 @@ class Columns:
         return len(self.queue_offset)
 
     def pieces(self) -> list[Columns]:
-        """Split so that each unreadable message is alone."""
+        """Split the messages into parts, so that each unreadable message is alone in its part."""
         errors = self._batch["bodyError"]
         if errors.null_count == len(self):
             return [self]
@@ -89,7 +89,7 @@ class Columns:
 
     @property
     def stored_at(self) -> Floats:
-        """Store timestamps, float64 ms since the epoch; an arbitrary number for an invalid one."""
+        """Return the store times, float64 ms since the epoch. An invalid time gives an arbitrary number."""
         times: Floats = numbers(self._batch["storeTimestamp"].view(pa.int64()).fill_null(0)) / 1000
         return times
 
@@ -193,7 +193,7 @@ class Columns:
 
 
 class FewColumns(Columns):
-    """Messages read one by one, which is faster for a few."""
+    """Columns of messages that were read one by one, which is faster if they are few."""
 
     def __init__(self, queue: Queue, messages: Sequence[StoredMessage], tries: int = 0) -> None:
         self._queue = queue
@@ -338,12 +338,12 @@ class Messages(Sequence[ReceivedMessage]):
 
     @property
     def body_error(self) -> str | None:
-        """Why the body of a single message cannot be read, or None."""
+        """Return why the body of a single message cannot be read, None if it can."""
         return self._columns.body_error
 
     @property
     def tries(self) -> int:
-        """Failed tries since the pull."""
+        """Return how often processing has failed since the pull."""
         return self._columns.tries
 
     @property

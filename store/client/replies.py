@@ -47,7 +47,9 @@ class RequestMessage(Protocol):
 
 
 def reply(request: RequestMessage, body: bytes | str) -> Message:
-    """Return the reply to a request, which any producer can send. Raises `InvalidArgument` if it is no request."""
+    """Return the reply to a request. Any producer can send it. Raises `InvalidArgument` if the message is no
+    request.
+    """
     known = {name: request.properties.get(name) for name in (PROPERTY_CORRELATION_ID, PROPERTY_REPLY_TO, PROPERTY_TTL)}
     cluster = request.properties.get(PROPERTY_CLUSTER)
     found = {name: value for name, value in known.items() if value is not None}
@@ -61,7 +63,7 @@ class Replies:
     """Receives a producer's replies, from the current end of the topic of replies."""
 
     def __init__(self, store: MessageStore, what: str) -> None:
-        """Create the topic if it is missing."""
+        """Start to receive. Create the topic of replies if it is missing."""
         self._what = f"{what}: replies"
         self._is_over = False
         topic = f"{_CLUSTER}_{REPLY_TOPIC_SUFFIX}"
@@ -80,12 +82,13 @@ class Replies:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the topic of replies was deleted, so that no more replies arrive."""
+        """Return whether the topic of replies was deleted, so that no more replies arrive."""
         return isinstance(self._error, UnknownTopic) or not self._topics.queue_count(self._topic)
 
     def expect(self, timeout: float) -> tuple[dict[str, str], Future[StoredMessage]]:
-        """Return the properties and the future of a new request. The caller has to `forget` it when it stops
-        waiting.
+        """Return the properties and the future of a new request.
+
+        The caller has to call `forget` when it stops waiting for the reply.
         """
         if self._error is not None:
             raise self._error

@@ -42,7 +42,7 @@ Check = Callable[[StoredMessage], Outcome]
 
 
 class TransactionResult(NamedTuple):
-    """put: the place of the message if it was committed, else None."""
+    """The outcome of a transaction. put: where the message was appended if it was committed, else None."""
 
     outcome: Outcome
     transaction_id: str
@@ -71,13 +71,12 @@ class TransactionProducer(Opened):
     ) -> None:
         """Join a producer group.
 
-        store: the path of an existing store, or a store that is open for writing, which the caller has to close.
-        check: returns the outcome of an open transaction. A separate thread calls it with the message as it would be
-        committed. The message's `msg_id` is the transaction id that `execute` got. An error in `check` is logged, and
-        means UNKNOWN.
-        check_interval: seconds between two checks.
-        immunity: seconds after its start in which a transaction is not checked.
-        max_checks: checks of a transaction before its message goes to TRANS_CHECK_MAX_TIME_TOPIC.
+        store: the path of an existing store, or a store that is open for writing, which the caller has to close. check:
+        returns the outcome of an open transaction. A separate thread calls it with the message as it would be
+        committed. The message's `msg_id` is the transaction id that `execute` got. If `check` raises an error, it is
+        logged, and the outcome is UNKNOWN. check_interval: seconds between two checks. immunity: seconds after its
+        start in which a transaction is not checked. max_checks: after this number of checks, the message of a
+        transaction goes to TRANS_CHECK_MAX_TIME_TOPIC.
 
         Raises as `MessageStore.open`, `InvalidGroup`, `InvalidArgument`.
         """
@@ -105,9 +104,9 @@ class TransactionProducer(Opened):
     def send(self, message: Message, execute: Execute) -> TransactionResult:
         """Store a message invisibly, call `execute`, and commit or roll back as it returns.
 
-        `execute` gets the transaction's id, and should store it atomically with its own work for `check` to find. If it
-        returns UNKNOWN, or raises, the transaction stays open until a `check` decides. An error of `execute` is raised
-        here.
+        `execute` gets the transaction's id. It should store the id atomically with its own work, so that `check` can
+        find it. If `execute` returns UNKNOWN or raises, the transaction stays open until a `check` decides. An error of
+        `execute` is raised here.
 
         Raises as `MessageStore.put` before `execute` is called. After it, raises `TransactionEnded` if a `check` has
         decided concurrently, and `UnknownTopic` as `Transactions.commit`.
@@ -181,7 +180,9 @@ class _Checker(threading.Thread):
         self._limits = limits
 
     def run(self) -> None:
-        """Keep the lock until this member leaves, so that one member keeps the check interval."""
+        """Check until this member leaves. It holds the lock all the time, so that one member of the group keeps the
+        interval.
+        """
         try:
             self._check_now_and_then()
         finally:

@@ -27,9 +27,9 @@ _LOOK_SECONDS = 1.0  # limit of a wait: it does not notice that the clock was se
 
 
 class Deliverer:
-    """Delivers due messages in a thread while this process has the turn, a lock that one process of a host can hold.
+    """Delivers due messages in a thread, while this process holds the delivery lock.
 
-    The thread starts once the store has had a delayed message.
+    One process of a host can hold the lock. The thread starts once the store has had a delayed message.
     """
 
     def __init__(self, root: Path, delivery: Callable[[], Delivery], watch: Callable[[], Watch]) -> None:
@@ -63,7 +63,7 @@ class Deliverer:
         return self._delivering is not None
 
     def stop(self) -> None:
-        """End the thread, but keep the turn until `leave`."""
+        """End the thread, but hold the delivery lock until `leave`."""
         with self._starting:
             self._stopping.set()
             watch, thread = self._watch, self._thread
@@ -86,7 +86,7 @@ class Deliverer:
             self._watch.close()
 
     def _is_time_to_save(self, due: int | None) -> bool:
-        """Saving delays due messages, so it is done in a pause."""
+        """Return whether to write the progress now. Writing delays due messages, so it waits for a pause in them."""
         pause = math.inf if due is None else due - _now()
         return time.monotonic() >= self._save_at + (0 if pause > _PAUSE_MS else _SAVE_AT_LAST_SECONDS - _SAVE_SECONDS)
 
@@ -120,7 +120,7 @@ class Deliverer:
             self._stopping.wait(rest)
 
     def _go_on(self, watch: Watch) -> float:
-        """Deliver due messages if this process has the turn, then wait. Return how long to rest."""
+        """Deliver due messages if this process has the delivery lock, then wait. Return how many seconds to rest."""
         if self._delivering is None:
             self._turn = self._turn or Turn(self._root / LOCK_FILE, DELIVERY_BYTE)
             if not self._turn.take():

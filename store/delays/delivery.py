@@ -39,8 +39,8 @@ class DelayedAppend(Protocol):
 
 
 class Delivery:
-    """Delivers the delayed messages of one store in bounded steps. The caller must have the turn, and call `begin`
-    first.
+    """Delivers the delayed messages of one store in bounded steps. The caller must hold the delivery lock, and call
+    `begin` first.
 
     Each message is delivered exactly once, even if this process or the machine dies (see `delivery_progress`). Messages
     with a damaged record or a deleted topic are logged and skipped.
@@ -55,7 +55,7 @@ class Delivery:
         encoding: Encoding,
         append: DelayedAppend,
     ) -> None:
-        """Writes nothing. Raises `CorruptStore`."""
+        """Read the progress, and write nothing. Raises `CorruptStore`."""
         self._root = root
         self._log = log
         self._published_end = published
@@ -84,12 +84,12 @@ class Delivery:
         self._noted: int | None = None  # the log must be flushed up to here before `_progress` is written
 
     def begin(self) -> None:
-        """Write the offset from which the log's proofs count. Raises `StoreUnavailable`."""
+        """Write the log offset from which deliveries are recorded in the log alone. Raises `StoreUnavailable`."""
         if not self._is_told:
             self._progress.write(self._root)
 
     def look(self) -> float:
-        """Read the new messages. Return when to look again at the latest (`time.monotonic`)."""
+        """Read the new messages. Return the time (`time.monotonic`) at which to call this again at the latest."""
         confirm = self._published_end.confirm_offset
         self._timers.look(confirm)
         if time.monotonic() < self._look_at:
@@ -120,8 +120,8 @@ class Delivery:
         return self._noted is None and not self._moved
 
     def save(self, now: int) -> None:
-        """Write the progress of the last call if the log is flushed up to it, then take the current progress for the
-        next one.
+        """Write the progress that the last call took, if the log is flushed up to it. Then take the current progress
+        for the next call.
         """
         if self._noted is not None and self._published_end.flushed_offset >= self._noted:
             self._progress.write(self._root)
@@ -145,7 +145,7 @@ class Delivery:
             write_timer_log(self._root, waiting, newest, known.until, now)
 
     def _append_all(self, due: Due) -> bool:
-        """Return False, and append nothing, if a topic was deleted concurrently."""
+        """Append the messages to their topics. If a topic was deleted concurrently, append nothing and return False."""
         deletions = self._published_end.deletions
         pieces = [records for copies, offsets in self._sound(due) for records in self._records(copies, offsets)]
         return not pieces or self._append(pieces, unless=lambda: self._published_end.deletions != deletions) is not None
@@ -195,7 +195,7 @@ class Delivery:
 
 
 def _first_waiting(queues: ConsumeQueues, end: int) -> int:
-    """Return the log offset of the first message that ever waited, `end` if none did, 0 if unknown."""
+    """Return the log offset of the first delayed message ever put, `end` if there was none, 0 if unknown."""
     waited = [queues.of(*name) for name in queues.existing() if name[0] in WAITING_TOPICS]
     first = [int(queue.entries_or_zeros(0, 1)["physical_offset"][0]) for queue in waited if queue.has_files]
     return min([end, *first])  # a running append may be after `end`

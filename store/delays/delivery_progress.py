@@ -1,14 +1,15 @@
-"""`DeliveryProgress`: which delayed messages are delivered, by RocketMQ's files and by the log.
+"""`DeliveryProgress`: which delayed messages are delivered, according to RocketMQ's files and to the log.
 
     delayOffset.json  {"offsetTable": {delay level: next queue offset in SCHEDULE_TOPIC},
                        "delivered": {"to": log offset, "until": ms, "timers": queue offset in TIMER_TOPIC}}
     timercheck        TIMER_CHECK
 
-The file counts for messages delivered before log offset `to`. It is written after a flush up to `to`, so it is never
-ahead of the log. "delivered" is not RocketMQ's; a broker drops it.
+These files cover deliveries before log offset `to`. They are written after a flush up to `to`, so they are never ahead
+of the log. "delivered" is not RocketMQ's; a broker drops it.
 
-From `to` on, the log is the proof. A delivered message names its delayed record's log offset as -1 - offset, in the
-field for half messages, where brokers write no negative number. So no crash leads to a second delivery.
+From `to` on, the log shows which messages are delivered. A delivered message has the log offset of its delayed record,
+as -1 - offset, in the field for half messages, where brokers write no negative number. So a crash never leads to a
+second delivery.
 """
 
 from __future__ import annotations
@@ -50,7 +51,11 @@ _DELIVERED = "delivered"
 
 
 class DeliveryProgress(NamedTuple):
-    """levels: delay level to its next queue offset. delivered_to: log offset, None if a broker delivered last."""
+    """Which delayed messages are delivered.
+
+    levels: maps each delay level to its next queue offset. timers: the delivered messages of TIMER_TOPIC. delivered_to:
+    the log offset `to`, None if a broker delivered last.
+    """
 
     levels: Mapping[int, int]
     timers: Known
@@ -94,7 +99,10 @@ def _brokers(path: Path) -> Known:
 
 
 def write_timer_check(root: Path, timers: Known, first_waiting: int) -> None:
-    """Write a broker's progress: the delivered slots, and the first message that its timer log lacks."""
+    """Write the file from which a broker's timer continues.
+
+    It has the time up to which messages are delivered, and the first message that the broker's timer log lacks.
+    """
     path = root / TIMER_CHECK_FILE
     check = np.zeros(1, TIMER_CHECK)
     check["read_time"] = timers.until // TIMER_PRECISION_MS * TIMER_PRECISION_MS
@@ -106,12 +114,15 @@ FIELD = "prepared_transaction_offset"
 
 
 def proof(physical_offsets: Int64s) -> Int64s:
-    """Return `FIELD` of messages that deliver the records at these log offsets, shape (n,)."""
+    """Return the values of `FIELD` that mark messages as deliveries of the records at these log offsets, shape (n,)."""
     return ~physical_offsets
 
 
 def delivered_in(log: CommitLog, begin: int, end: int) -> Int64s:
-    """Return the log offsets of the records that messages in [begin, end) deliver. Both are record boundaries."""
+    """Return the log offsets of the delayed records that the log's messages in [begin, end) deliver.
+
+    begin and end are record boundaries.
+    """
     found = [np.empty(0, np.int64)]
     for chunk in walk(log, max(begin, log.min_offset()), until=end, check_crc=False):
         proofs = chunk.records.field(FIELD)
@@ -124,9 +135,10 @@ _logger = logging.getLogger("store")
 
 
 def delays_step_back(root: Path, log: CommitLog, queues: ConsumeQueues, end: int) -> None:
-    """Lower the progress to a log that ends at `end`, see `step_back`. If the file is newer, use the log's proofs.
+    """Lower the progress to a log that ends at `end`, see `step_back`. If the file is ahead of the log, read the
+    deliveries from the log instead.
 
-    Call it as the only writer, under the store lock, before any append. queues: expect the entries at `end`, or fewer.
+    Call it as the only writer, under the store lock, before any append. queues: may have entries up to `end`, or fewer.
     """
     try:
         said = DeliveryProgress.read(root)
@@ -156,7 +168,7 @@ def _within(said: DeliveryProgress, queues: ConsumeQueues, end: int) -> Delivery
 
 
 def _proven(log: CommitLog, queues: ConsumeQueues, end: int) -> DeliveryProgress:
-    """Levels continue after their last delivered message."""
+    """Return the progress that the log shows. Each level continues after its last delivered message."""
     delivered = np.sort(delivered_in(log, 0, end))
     levels = [
         (queue_id + 1, queues.of(topic, queue_id)) for topic, queue_id in queues.existing() if topic == SCHEDULE_TOPIC
@@ -183,9 +195,10 @@ def _after_last_delivered(queue: ConsumeQueue, log_begin: int, end: int, deliver
 def oldest_waiting(
     root: Path, log: CommitLog, queues: ConsumeQueues, confirm_offset: int, *, is_brokers: bool = False
 ) -> int | None:
-    """Return the log offset of the first record before `confirm_offset` that still waits, None if none does.
+    """Return the log offset of the first record before `confirm_offset` that is not delivered yet, None if all are.
 
-    is_brokers: queues may lag behind the log. Raises `CorruptStore`, and `CorruptSegment` if a queue lost entries.
+    is_brokers: a broker writes the store, so queues may lag behind the log. Raises `CorruptStore`, and `CorruptSegment`
+    if a queue lost entries.
     """
     progress, delivered = DeliveryProgress.read(root), np.empty(0, np.int64)
     ends = QueueEnds(confirm_offset, {})

@@ -1,7 +1,7 @@
 """`Levels`: messages with a delay level, in one queue of SCHEDULE_TOPIC for each level (ScheduleMessageService).
 
-Entries have the due times, which ascend unless the clock was set back. Then a message waits for those before it, except
-for those stored while the clock was far ahead.
+The queue entries have the due times, which ascend unless the clock was set back. Then a message is delivered only after
+those before it in the queue. Messages stored while the clock was far ahead are the exception: they are due at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ _STORED, _STORED_AT = RECORD_HEADER["store_timestamp"], field_offset(RECORD_HEAD
 
 @dataclass
 class _Level:
-    """next: queue offset of the first message that waits. time: when it is due, None if not read yet."""
+    """One level. next: queue offset of its first waiting message. time: when that is due, None if it was not
+    read yet.
+    """
 
     queue: ConsumeQueue
     next: int
@@ -57,8 +59,10 @@ class Levels:
         delivered: Int64s,
         ends: Ends,
     ) -> None:
-        """offsets: level to next queue offset, clamped to the queue, as in RocketMQ. delivered: log offsets of messages
-        that are delivered, whatever `offsets` says. ends: recorded ends of queues.
+        """Start after the delivered messages.
+
+        offsets: maps each level to its next queue offset, limited to the offsets of the queue, as in RocketMQ.
+        delivered: log offsets of further messages that are delivered. ends: recorded ends of queues.
         """
         self._log = log
         self._levels: dict[int, _Level] = {}
@@ -72,7 +76,7 @@ class Levels:
 
     @property
     def offsets(self) -> dict[int, int]:
-        """Level to the queue offset of its first message that waits, for levels that have had messages."""
+        """Return the queue offset of the first waiting message of each level that has had messages."""
         return {number: level.next for number, level in self._levels.items() if level.end}
 
     def look(self, confirm_offset: int) -> None:
@@ -85,7 +89,9 @@ class Levels:
         return min((time for level in self._levels.values() if (time := self._time(level)) is not None), default=None)
 
     def due(self, now: int) -> tuple[Due, dict[int, int]]:
-        """Return messages that are due at `now` (ms), some of each level, and the offsets after them by level."""
+        """Return messages that are due at `now` (ms), some of each level. Also return the queue offset after them, by
+        level.
+        """
         found, then = [], {}
         for number, level in self._levels.items():
             time = self._time(level)
@@ -114,7 +120,7 @@ class Levels:
         return Due.in_order(found), then
 
     def oldest(self, first_byte: int, delivered: Int64s) -> int | None:
-        """Return the log offset of the first message that waits, at or after `first_byte`; None without one."""
+        """Return the log offset of the first waiting message at or after `first_byte`, None if there is none."""
         found = (self._oldest(level, first_byte, delivered) for level in self._levels.values())
         return min((offset for offset in found if offset is not None), default=None)
 
@@ -134,7 +140,9 @@ class Levels:
         return level.time
 
     def _due_time(self, said: int, physical_offset: int) -> int:
-        """As in a broker, a message stored while the clock was far ahead is due at once."""
+        """Return the due time of a message. As in a broker, a message stored while the clock was far ahead is due at
+        once.
+        """
         latest = _now() + FAR_MS
         if said <= latest:
             return said
@@ -149,8 +157,8 @@ class Levels:
             self._levels[number].next, self._levels[number].time = offset, None
 
     def _behind(self, queue: ConsumeQueue, first: int, end: int, delivered: Int64s = _NONE) -> int:
-        """Return the offset after delivered messages from `first` on, and after the blank entries at a queue's
-        begin.
+        """Return the queue offset of the first message from `first` on that is not delivered, skipping blank entries at
+        a queue's begin.
         """
         while first < end:
             entries, first = self._some(queue, first, end)

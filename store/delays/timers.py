@@ -50,7 +50,10 @@ _MOST, _MOST_BYTES = 4096, 8 << 20
 
 
 class Due(NamedTuple):
-    """times: due times, ms since 1970. physical_offsets, sizes: of records in the log. Each int64, shape (n,)."""
+    """Delayed messages with their due times.
+
+    times: ms since 1970. physical_offsets, sizes: of their records in the log. Each int64, shape (n,).
+    """
 
     times: Int64s
     physical_offsets: Int64s
@@ -61,7 +64,7 @@ class Due(NamedTuple):
 
     @staticmethod
     def in_order(parts: Sequence[Due]) -> Due:
-        """Messages with equal times stay in the order of their puts."""
+        """Join messages in the order of their due times. Messages with equal times stay in the order of their puts."""
         columns = [np.concatenate([np.empty(0, np.int64), *column]) for column in zip(*parts, strict=True)]
         times, physical_offsets, sizes = columns or [np.empty(0, np.int64)] * 3
         order = np.lexsort((physical_offsets, times))
@@ -86,7 +89,7 @@ _logger = logging.getLogger("store")
 
 
 class WaitingMessages(NamedTuple):
-    """times: due times, ms, ascending. Each int64, shape (n,)."""
+    """Messages that are not delivered yet, in the order of their due times (ms). Each field int64, shape (n,)."""
 
     times: Int64s
     queue_offsets: Int64s
@@ -107,7 +110,7 @@ class WaitingMessages(NamedTuple):
 
 
 class Known(NamedTuple):
-    """All messages before queue offset `end` that were due at `until` (ms) or earlier are delivered."""
+    """Delivered messages: all before queue offset `end` that were due at `until` (ms) or earlier."""
 
     until: int
     end: int
@@ -115,8 +118,9 @@ class Known(NamedTuple):
 
 class Timers:
     def __init__(self, log: CommitLog, queues: ConsumeQueues, known: Known, delivered: Int64s, ends: Ends) -> None:
-        """delivered: log offsets of messages that are delivered, whatever `known` says. ends: recorded ends of
-        queues.
+        """Start after the delivered messages: those of `known`, and further ones.
+
+        delivered: log offsets of the further ones. ends: recorded ends of queues.
         """
         self._log = log
         self._queue = queues.of(TIMER_TOPIC, 0)
@@ -181,7 +185,7 @@ class Timers:
         return min((int(run.times[0]) for run in self._runs), default=None)
 
     def due(self, now: int) -> tuple[Due, list[int]]:
-        """Return messages that are due at `now` (ms), some of each run, and their number by run."""
+        """Return messages that are due at `now` (ms), some of each run, and how many are from each run."""
         ends = [int(np.searchsorted(run.times, now, side="right")) for run in self._runs]
         counts = [Due.at_once(run.sizes[:end]) for run, end in zip(self._runs, ends, strict=True)]
         parts = [run.rows(slice(count)) for run, count in zip(self._runs, counts, strict=True)]
@@ -199,8 +203,9 @@ class Timers:
         return Known(now if time is None else min(now, time - 1), self._end)
 
     def is_all(self, known: Known) -> bool:
-        """Whether `known` covers all delivered messages. False if an earlier one waits, as after the clock was set
-        back.
+        """Return whether `known` covers all delivered messages.
+
+        It does not if the clock was set back: then a message may wait that was due earlier than a delivered one.
         """
         return known.until >= self._latest
 
@@ -220,7 +225,7 @@ class Timers:
 
 
 def _times(log: CommitLog, offsets: Int64s, sizes: Int64s) -> Int64s:
-    """Return the due times of records, ms since 1970, shape (n,); 0 without a valid time."""
+    """Return the due times of records, ms since 1970, shape (n,). The time is 0 if a record has no valid one."""
     times, segments = np.zeros(len(offsets), np.int64), offsets // log.segments.size
     for first, last in pairwise([0, *(np.flatnonzero(np.diff(segments)) + 1).tolist(), len(offsets)]):
         begin = int(segments[first]) * log.segments.size
@@ -238,7 +243,9 @@ def _measured(view: Bytes, positions: Int64s, sizes: Int64s) -> RecordView:
 
 
 def _due_times(properties: PropertyColumns) -> Int64s:
-    """Return the time of each message: its own if it is in the slot, else the end of the slot."""
+    """Return the due time of each message: its own time if that is in its slot of RocketMQ's timer, else the end of the
+    slot.
+    """
     at, slots = (_numbers(properties.value(name)) for name in (PROPERTY_DELIVER_AT, PROPERTY_TIMER_OUT))
     own = (at > slots) & (at <= slots + TIMER_PRECISION_MS)
     times: Int64s = np.where(own, at, np.where(slots > 0, slots + TIMER_PRECISION_MS, 0))
@@ -255,10 +262,11 @@ _UNITS = (TIMER_LOG_FILE_BYTES - TIMER_BLANK.itemsize) // TIMER_UNIT.itemsize  #
 
 
 def write_timer_log(root: Path, waiting: WaitingMessages, newest: tuple[int, int], until: int, now: int) -> None:
-    """Replace RocketMQ's timer log, from which a broker rebuilds its wheel.
+    """Replace RocketMQ's timer log, from which a broker rebuilds its timer wheel.
 
-    A broker continues in TIMER_TOPIC after the message of the last unit. So the last unit must be of the newest
-    message. If that is delivered already, its slot is in the past.
+    The log has one unit per waiting message. A broker continues reading TIMER_TOPIC after the message of the last unit,
+    so that must be the newest message of TIMER_TOPIC. If the newest message is delivered already, its unit has a slot
+    in the past.
 
     newest: log offset and size of TIMER_TOPIC's newest message. until: messages due by then are delivered. now: ms.
     """
