@@ -14,7 +14,7 @@ def main() -> None:
             sys.exit(f"Error: {error}")
         from pyspark_mq import cli
     except KeyboardInterrupt:  # the import takes half a second, and no command handles Ctrl-C yet
-        print("Interrupted before anything was done", file=sys.stderr)
+        print("Interrupted: nothing was done", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
     cli.main(prog_name="pyspark-mq")
 

@@ -96,7 +96,7 @@ def bounds_of(log: Log, topic: str, queue: int | None = None) -> dict[Queue, Bou
         )
     numbers = {each.queue_id for each in topics[topic]}
     if queue is not None and queue not in numbers:
-        raise UnknownQueue(f"Topic {topic!r} has queues 0 to {max(numbers)}, and no queue {queue}")
+        raise UnknownQueue(f"Topic {topic!r} has queues 0 to {max(numbers)}, not {queue}")
     _must_be_there(queues, bounds)
     return bounds
 

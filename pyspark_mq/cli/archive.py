@@ -64,7 +64,7 @@ def archive(
     terminal.
     """
     if topics and all_topics:
-        raise click.UsageError("--topic and --all-topics: give one of them")
+        raise click.UsageError("--topic and --all-topics exclude each other. Give one of them")
     if forget:
         must_confirm(f"Delete messages of {', '.join(forget)} from the archive?", yes)
     chosen, before = () if all_topics else topics or None, remembered(StoreDirectory.at(store).root)
@@ -83,7 +83,7 @@ def archive(
             except QueuesPassedOver as error:
                 echo(f"Warning: {error}", err=True)
             except (ObjectsUnavailable, NoArchive, StoreLocked) as error:  # worked before, so it may be temporary
-                echo(f"Warning: {error}; trying again in {_WATCH_SECONDS:g} seconds", err=True)
+                echo(f"Warning: {error}. Trying again in {_WATCH_SECONDS:g} seconds", err=True)
 
 
 def _say_what_changed(store: str, url: str | None, before: Remembered) -> bool:
@@ -91,11 +91,15 @@ def _say_what_changed(store: str, url: str | None, before: Remembered) -> bool:
     now = remembered(StoreDirectory.at(store).root)
     if url is not None and not is_same_place(url, now.url):
         if now.url:  # otherwise nothing was archived yet
-            echo(f"a copy: readers of {store} go on in {now.shown}, and 'clean' waits for that one", err=True)
+            echo(
+                f"This archive is a copy. Readers of {store} continue with the archive {now.shown}, and 'clean' "
+                "waits for that one",
+                err=True,
+            )
         return True
     if before.url and now.topics != before.topics:
-        others = "; 'clean' waits for no other topic any more" if now.topics else ""
-        echo(f"from now on {', '.join(now.topics) or 'all topics'} will be archived{others}", err=True)
+        others = ". 'clean' no longer waits for other topics" if now.topics else ""
+        echo(f"Later runs archive {', '.join(now.topics) or 'all topics'}{others}", err=True)
     return False
 
 

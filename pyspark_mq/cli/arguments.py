@@ -88,8 +88,8 @@ def _store_or_cluster(_ctx: click.Context, _param: click.Parameter, value: str) 
     """Argument callback: refuse an archive."""
     if not value.startswith(SCHEME) and _has_only_archive(value):
         raise click.ClickException(
-            f"{value}: a store's directory is needed here; an archive is only read (tail, export, query), and has no "
-            "groups: name its store, or make one of it ('pyspark-mq restore')"
+            f"{value}: this is an archive, and this command needs a store's directory. Name the directory of the "
+            "archive's store, or create a store from the archive: pyspark-mq restore"
         )
     return value
 
@@ -98,8 +98,8 @@ def _store(ctx: click.Context, param: click.Parameter, value: str) -> str:
     """Argument callback: refuse an archive or a cluster."""
     if value.startswith(SCHEME):
         raise click.ClickException(
-            f"{value}: a store's directory is needed here; of a cluster there are tail, export, query --time, groups "
-            "list and groups show, and RocketMQ's mqadmin has the rest"
+            f"{value}: this is a cluster, and this command needs a store's directory. For a cluster, use RocketMQ's "
+            "mqadmin. Of pyspark-mq, tail, export, query --time, groups list and groups show work with a cluster"
         )
     return _store_or_cluster(ctx, param, value)
 
@@ -135,7 +135,9 @@ def log_at(store: str) -> LogAddress:
 def _with_account(cluster: ClusterAddress) -> ClusterAddress:
     access_key, secret_key, ca_file = map(os.environ.get, (_ACCESS_KEY, _SECRET_KEY, _CA_FILE))
     if bool(access_key) != bool(secret_key):
-        raise InvalidArgument(f"{_ACCESS_KEY} and {_SECRET_KEY} go together: set both in the environment, or none")
+        raise InvalidArgument(
+            f"{_ACCESS_KEY} and {_SECRET_KEY} belong together. Set both in the environment, or neither"
+        )
     return replace(
         cluster,
         credentials=Credentials(access_key, secret_key) if access_key and secret_key else None,
@@ -148,7 +150,10 @@ def _with_account(cluster: ClusterAddress) -> ClusterAddress:
 def filter_of(tags: str | None, sql: str | None) -> MessageFilter:
     """Raises `UsageError`."""
     if tags is not None and sql is not None:
-        raise click.UsageError("--tags and --sql: give one of them; --sql \"TAGS = 'paid' AND ...\" has both")
+        raise click.UsageError(
+            "--tags and --sql exclude each other. Give one of them; --sql can ask for tags, too: \"TAGS = 'paid' AND "
+            '..."'
+        )
     try:
         return message_filter(tags) if sql is None else message_filter(sql, "SQL92")
     except FilterError as error:  # an SQL error has two more lines, which point to the column

@@ -63,7 +63,7 @@ def one_line() -> Iterator[None]:
     except click.ClickException as error:
         raise click.ClickException(visible(error.format_message())) from error
     except KeyboardInterrupt as interrupt:
-        raise Interrupted("what was under way is done wholly, or not at all") from interrupt
+        raise Interrupted("the current step was done completely, or not at all") from interrupt
     except OSError as error:
         try:
             sys.stdout.flush()

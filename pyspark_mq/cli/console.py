@@ -31,7 +31,7 @@ def console(store: str, listen: str, allow_changes: bool) -> None:
     try:
         from pyspark_mq.console.console_server import ConsoleServer
     except ImportError as error:
-        raise click.ClickException(f"{error}; pip install 'pyspark-mq[console]'") from error
+        raise click.ClickException(f"{error}. Install the console: pip install 'pyspark-mq[console]'") from error
     address = log_at(store)
     interval = _CLUSTER_SECONDS if address.directory is None else _DIRECTORY_SECONDS
     with interruptible(lambda: f"no more console of {store}"):

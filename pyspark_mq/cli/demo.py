@@ -72,7 +72,7 @@ def run_demo(directory: str | None, rate: int) -> bool:
         path = directory or os.path.join(scratch, "store")
         with MessageStore.open(path) as store:
             if TOPIC in store.topics():
-                raise DemoFailed(f'{path} already has a topic "{TOPIC}": name a directory without one')
+                raise DemoFailed(f'{path}: topic "{TOPIC}" already exists there. Name a directory without that topic')
             store.create_topic(TOPIC, queues=QUEUES)
         print(f"The store is {path}. Watch it in a browser: pyspark-mq console {path}\nStarting Spark ...", flush=True)
         with quiet_spark(scratch) as spark, told_in_one_line():
@@ -99,7 +99,9 @@ def told_in_one_line() -> Iterator[None]:
 def failed_in_spark(error: str) -> DemoFailed:
     advice = ""
     if "failed to connect back" in error:
-        advice = " Spark waits ten seconds for a Python process to start, and this machine took longer: run demo again"
+        advice = (
+            " This machine was too slow: Spark waits only ten seconds for a Python process to start. Run the demo again"
+        )
     return DemoFailed(f"Spark failed: {error.splitlines()[0]}{advice}")
 
 
@@ -116,7 +118,7 @@ def append_flights(path: str, rate: int, reading: Event) -> None:
                 time.sleep(max(0.0, began + start / rate - time.monotonic()))
                 store.append_table(TOPIC, messages.slice(start, ROWS_PER_APPEND))
     except StoreError as error:
-        sys.exit(f"appending failed: {error}")
+        sys.exit(f"Appending failed: {error}")
 
 
 @contextlib.contextmanager
@@ -238,9 +240,9 @@ def messages_read(query: StreamingQuery) -> int:
 
 def check_running(appender: BaseProcess, progressed: float) -> None:
     if appender.exitcode:
-        raise DemoFailed(f"the appending process ended with exit code {appender.exitcode}")
+        raise DemoFailed(f"The appending process stopped with exit code {appender.exitcode}")
     if time.monotonic() - progressed > STALLED_AFTER_SECONDS:
-        raise DemoFailed(f"nothing was appended or read for {STALLED_AFTER_SECONDS} s")
+        raise DemoFailed(f"The demo stopped: no message was appended or read for {STALLED_AFTER_SECONDS} s")
 
 
 def report(streamed: pa.Table, expected: pa.Table, read_early: int) -> bool:

@@ -28,7 +28,10 @@ if found:
 sys.exit(0 if found else 3)
 """
 _NOT_LISTED = 3
-_INSTALL = "install it there (pip install pyspark-mq), or set PYSPARK_PYTHON to the Python of your virtual environment"
+_INSTALL = (
+    "install pyspark-mq for that Python (pip install pyspark-mq), or set PYSPARK_PYTHON to the Python of your "
+    "virtual environment"
+)
 
 
 class Check(NamedTuple):
@@ -70,7 +73,7 @@ def _java() -> Check:
     try:
         return Check("Java", str(require_java()))
     except JavaMissing as error:
-        return Check("Java", "none that Spark can run on", str(error))
+        return Check("Java", "no Java that Spark can run on", str(error))
 
 
 def _python_variables() -> Iterator[tuple[str, str]]:
@@ -84,11 +87,11 @@ def _spark_python(chosen_by: str, command: str) -> Check:
     what = f"Spark's Python ({chosen_by})"
     path = shutil.which(command)
     if path is None:
-        return Check(what, command, f"{command} is not there or not executable; {_INSTALL}")
+        return Check(what, command, f"{command} does not exist or is not executable; {_INSTALL}")
     try:
         done = subprocess.run([path, "-c", _FIND_SOURCE], capture_output=True, text=True, timeout=_TIMEOUT_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Check(what, path, f"it does not run Python code ({error}); set {chosen_by} to a Python")
+        return Check(what, path, f"{path} does not run Python code ({error}); set {chosen_by} to a Python")
     if done.returncode == _NOT_LISTED:
         return Check(what, f"{path} has no pyspark-mq", _INSTALL)
     if done.returncode:
@@ -106,7 +109,7 @@ def _store(directory: str) -> Check:
         with MessageStore.open(directory, read_only=True) as store:
             topics = len(store.topics())
     except ImportError as error:
-        return Check(what, "not looked at", str(error))
+        return Check(what, "not checked", str(error))
     except StoreError as error:
         return Check(what, "cannot be read", str(error))
     free = shutil.disk_usage(directory).free

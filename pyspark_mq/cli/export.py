@@ -79,7 +79,7 @@ def columns_of(_ctx: click.Context, _option: click.Parameter, value: str | None)
     names = None if value is None else tuple(name.strip() for name in value.split(","))
     for name in names or ():
         if name not in COLUMNS:
-            raise click.BadParameter(f"no column {name!r}; there are {', '.join(COLUMNS)}")
+            raise click.BadParameter(f"Column {name!r} does not exist; there are {', '.join(COLUMNS)}")
     return names
 
 
@@ -145,7 +145,9 @@ def export(
     a directory; an archive, by its directory or URL; or a cluster, by its name servers: rocketmq://10.0.0.1:9876.
     """
     if columns is not None and kind == "jsonl":
-        raise click.UsageError("--columns goes with parquet and arrow; lines of JSON have all that 'send --json' takes")
+        raise click.UsageError(
+            "--columns is for parquet and arrow. Lines of JSON always have all columns that 'send --json' reads"
+        )
     target = Path(f"{topic}.{kind}" if output is None else output)
     if output != STANDARD_OUTPUT:
         _must_have_folder(target)
@@ -179,12 +181,14 @@ def part(has: Bounds, start: int, stop: int) -> tuple[int, int]:
 
 def _must_have_folder(target: Path) -> None:
     if not target.parent.is_dir():
-        raise click.ClickException(f"{target}: there is no folder {target.parent}; make it, or name another file")
+        raise click.ClickException(
+            f"{target}: the folder {target.parent} does not exist. Create it, or name another file"
+        )
 
 
 def _must_be_free(target: Path) -> None:
     if target.is_file():
-        raise click.ClickException(f"{target}: is there already; name another file, or --force to replace it")
+        raise click.ClickException(f"{target}: the file exists. Name another file, or replace it with --force")
 
 
 def _name(begun: Path, target: Path) -> None:
@@ -192,7 +196,8 @@ def _name(begun: Path, target: Path) -> None:
         os.link(begun, target)  # unlike a rename, a link never replaces a file
     except FileExistsError:
         raise click.ClickException(
-            f"{target}: came meanwhile; nothing was written. Name another file, or --force"
+            f"{target}: another process created this file during the export, so nothing was written. Name another "
+            "file, or replace it with --force"
         ) from None
     except OSError:  # a file system without links
         _must_be_free(target)

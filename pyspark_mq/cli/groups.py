@@ -59,7 +59,7 @@ def show(store: str, group: str, topic: str | None, as_json: bool) -> None:
     address = log_at(store)
     with address.open() as log:
         if topic is not None and topic not in log.topics():
-            raise click.ClickException(f"{address}: no topic {topic!r}")
+            raise click.ClickException(f"{address}: topic {topic!r} does not exist")
         found = list(group_lags(log, group, topic))
         if not found:
             raise click.ClickException(no_offsets(address, log, group, topic))
@@ -105,7 +105,7 @@ def members(store: str, group: str, as_json: bool) -> None:
     for each in found:
         reads = ", ".join(f"{topic} {of.expression}" for topic, of in sorted(each.subscriptions.items()))
         rows.append((each.id, reads, mode(each), number(len(each.queues)), f"{each.silent_seconds:.0f} s"))
-    echo(aligned(rows, left=3) if found else f"nobody is in {group}")
+    echo(aligned(rows, left=3) if found else f"Group {group} has no members")
 
 
 @groups.command()
@@ -148,7 +148,7 @@ def reset(
         readers = it.members()
         echo(f"{aligned(rows)}\n")
         if not dry_run:
-            must_confirm(f"Move {group} in {topic} so?", yes)
+            must_confirm(f"Move {group} in {topic} as shown?", yes)
             it.create()
             it.reset(moved)
     who = f"; members that go with it: {len(readers)}" if readers else ""
@@ -204,6 +204,6 @@ def no_offsets(address: LogAddress, log: Log, group: str, topic: str | None) -> 
     if isinstance(address, DirectoryAddress):
         address.group(group).must_exist()
     if (groups := log.groups()) and group not in groups:
-        return f"{address}: group {group!r} has no offsets; these have: {', '.join(sorted(groups))}"
+        return f"{address}: group {group!r} has no offsets. Groups with offsets: {', '.join(sorted(groups))}"
     where = f"of {topic} " if topic else ""
-    return f"{address}: group {group!r} has no offsets {where}yet; 'groups reset' gives it some"
+    return f"{address}: group {group!r} has no offsets {where}yet. Set them: pyspark-mq groups reset"

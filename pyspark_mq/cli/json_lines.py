@@ -98,11 +98,11 @@ def json_object(line: bytes) -> dict[str, Any]:
     try:
         found = json.loads(line)
     except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+        raise ValueError("the JSON is nested too deeply") from error
     except ValueError as error:
-        raise ValueError(f"no JSON: {error}") from error
+        raise ValueError(f"the line is no JSON: {error}") from error
     if not isinstance(found, dict):
-        raise ValueError(f"a JSON {type(found).__name__}, not an object")
+        raise ValueError(f"the line is a JSON {type(found).__name__}, not an object")
     return found
 
 
@@ -117,7 +117,7 @@ def message(line: bytes) -> Row:
             + (f"; did you mean {near[0]!r}?" if near else "; put it into 'properties', or send without --json")
         )
     if (_BODY in given) == (_BODY_BASE64 in given):
-        raise ValueError("one of 'body' and 'bodyBase64' is needed")
+        raise ValueError("give exactly one of the fields 'body' and 'bodyBase64'")
     row[_BODY] = _body(given)
     for name in ("tags", "keys", _SHARDING_KEY):
         _need(name, row.get(name, ""), str, "a text")
@@ -145,7 +145,7 @@ def message_table(rows: list[Row]) -> pa.Table:
 
 def _body(given: dict[str, Any]) -> bytes:
     if _BODY in given:
-        return str(_need(_BODY, given[_BODY], str, "a text; write bytes as bodyBase64")).encode()
+        return str(_need(_BODY, given[_BODY], str, "a text; give bytes in 'bodyBase64'")).encode()
     try:
         return base64.b64decode(_need(_BODY_BASE64, given[_BODY_BASE64], str, "a text"), validate=True)
     except binascii.Error as error:
@@ -173,4 +173,4 @@ def must_be_text(name: str, value: str) -> None:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"{name} has {ascii(value)[:40]}, which is no text: UTF-8 has no such character") from error
+        raise ValueError(f"{name} has {ascii(value)[:40]}, which UTF-8 cannot encode") from error

@@ -25,7 +25,9 @@ def time_given(_ctx: click.Context, _option: click.Parameter, value: str | None)
     try:
         return int(value) if value.isdecimal() else milliseconds(value)
     except ValueError as error:
-        raise click.BadParameter(f"{value!r} is neither like 2013-01-31T06:00:00 nor milliseconds") from error
+        raise click.BadParameter(
+            f"{value!r} is no time. Give one such as 2013-01-31T06:00:00, or milliseconds since 1970"
+        ) from error
 
 
 @click.command()
@@ -64,7 +66,7 @@ def query(
     --time, a cluster, by its name servers: rocketmq://10.0.0.1:9876.
     """
     if [key, msg_id, timestamp].count(None) != 2:
-        raise click.UsageError("give one of --key, --id and --time")
+        raise click.UsageError("Give exactly one of --key, --id and --time")
     if timestamp is not None:
         with log_at(store).open() as log:
             offsets = offsets_at(log, bounds_of(log, topic, queue), PointInTime(timestamp))
@@ -74,7 +76,9 @@ def query(
         return
     address = log_at(store)
     if isinstance(address, ClusterAddress):
-        raise click.UsageError("--key and --id look into files; for a cluster there is mqadmin queryMsgByKey")
+        raise click.UsageError(
+            "--key and --id work with directories and archives only. For a cluster, use mqadmin queryMsgByKey"
+        )
     if isinstance(address, ArchiveAddress):
         with address.open() as archive:
             bounds_of(archive, topic)
@@ -88,7 +92,7 @@ def query(
     Printer(sys.stdout.buffer, printed_as(as_json), None).write(map(row, found))
     if not found:
         what = f"key {key!r}" if msg_id is None else f"id {msg_id!r}"
-        raise click.ClickException(f"no message of {topic} has the {what}")
+        raise click.ClickException(f"No message of topic {topic} has the {what}")
 
 
 def by_id(store: MessageStore, topic: str, msg_id: str) -> list[StoredMessage]:
@@ -104,7 +108,7 @@ def by_id(store: MessageStore, topic: str, msg_id: str) -> list[StoredMessage]:
             return found
     message = decode_record(store.record_at(offset_of_id(msg_id)), f"message {msg_id}")
     if message.topic != topic:
-        raise UnknownTopic(f"{msg_id}: a message of topic {message.topic!r}, not of {topic!r}")
+        raise UnknownTopic(f"{msg_id}: this message is in topic {message.topic!r}, not in {topic!r}")
     return [inflated_or_raw(message, store.config.maxDecompressedMessageSize)]
 
 

@@ -69,9 +69,9 @@ def properties_of(_ctx: click.Context, _option: click.Parameter, values: tuple[s
     for each in values:
         name, is_given, value = each.partition("=")
         if not is_given:
-            raise click.BadParameter(f"{each!r} is not like region=eu")
+            raise click.BadParameter(f"{each!r} is no property. Give NAME=VALUE, such as region=eu")
         if name in found:
-            raise click.BadParameter(f"{name!r} is given twice; a message has one value of it")
+            raise click.BadParameter(f"{name!r} is given twice. Give each property once")
         text_of(_ctx, _option, each)
         found[name] = value
     return found
@@ -137,11 +137,13 @@ def send(
     properties, sharding key, queue, flag and born time.
     """
     if bodies and file:
-        raise click.UsageError("give either BODY arguments or --file, not both")
+        raise click.UsageError("BODY and --file exclude each other. Give one of them")
     if as_json and (tag_field or key_fields):
-        raise click.UsageError("--json lines name their tag and keys: leave out --tag-field and --key-field")
+        raise click.UsageError(
+            "--tag-field and --key-field do not work with --json, whose lines have the fields tags and keys"
+        )
     if spread and (not as_json or queue is not None):
-        raise click.UsageError("--spread goes with --json, and without --queue")
+        raise click.UsageError("--spread needs --json, and does not work with --queue")
     constants = {"tags": tags, "keys": keys, "queueId": queue, "properties": properties or None}
     constants = {name: value for name, value in constants.items() if value is not None}
     lines = file or cast(BufferedReader, sys.stdin.buffer)
@@ -200,9 +202,9 @@ def _listed(value: Any) -> list[Any]:
 
 def _text(field: str, value: object, *, blank: bool = False) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError(f"field {field!r} is {json.dumps(value)[:40]}; a tag or a key is a text or a number")
+        raise ValueError(f"field {field!r} is {json.dumps(value)[:40]}, and a tag or a key must be a text or a number")
     if not blank and KEY_SEPARATOR in str(value):
-        raise ValueError(f"field {field!r} is {value!r}: no blanks in a key, they separate keys")
+        raise ValueError(f"field {field!r} is {value!r}, and a key must not contain spaces")
     must_be_text(f"field {field!r}", str(value))
     return str(value)
 

@@ -104,11 +104,13 @@ def _configuration(store: str, listen: str, path: str | None) -> StoreConfig:
 def _tls(cert: str | None, key: str | None) -> ssl.SSLContext | None:
     if cert is None:
         if key is not None:
-            raise click.UsageError("--tls-key goes with --tls-cert")
+            raise click.UsageError("--tls-key needs --tls-cert. Give both")
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(cert, key)
     except (OSError, ssl.SSLError) as error:
-        raise click.UsageError(f"--tls-cert {cert}, --tls-key {key}: no certificate and its key: {error}") from error
+        raise click.UsageError(
+            f"--tls-cert {cert}, --tls-key {key}: these files are not a certificate and its key in PEM: {error}"
+        ) from error
     return context

@@ -52,10 +52,12 @@ def stats(
     files or clients. For a missing broker, it shows the numbers of the last look.
     """
     if looks is not None and watch is None:
-        raise click.UsageError("--count goes with --watch")
+        raise click.UsageError("--count needs --watch")
     if port is not None:
         if as_json or watch is not None:
-            raise click.UsageError("--prometheus goes alone: each scrape looks anew")
+            raise click.UsageError(
+                "--prometheus does not work with --watch or --json: each scrape reads the present numbers"
+            )
         serve(store, address, port)
         return
     done, before = 0, None
@@ -78,7 +80,7 @@ def serve(store: str, address: str, port: int) -> None:
 
         from pyspark_mq.stats.metrics import ClusterCollector, StoreCollector
     except ImportError as error:
-        raise click.ClickException(f"{error}; pip install 'pyspark-mq[prometheus]'") from error
+        raise click.ClickException(f"{error}. Install the metrics: pip install 'pyspark-mq[prometheus]'") from error
     place = log_at(store)
     with interruptible(lambda: f"no more metrics of {store}"), ExitStack() as opened:
         registry = CollectorRegistry()

@@ -110,7 +110,7 @@ def tail(
     by its name servers: rocketmq://10.0.0.1:9876.
     """
     if waits and end is not None:
-        raise click.UsageError("--to ends, --follow does not: give one of them")
+        raise click.UsageError("--to and --follow exclude each other. Give one of them")
     if waits is None:
         waits = end is None and newest_only is None
     if begin is None:

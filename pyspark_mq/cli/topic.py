@@ -32,7 +32,10 @@ def topic() -> None:
 def create(store: str, name: str, queues: int, config: str | None) -> None:
     """Create the topic NAME, and STORE if it does not exist."""
     if name in NOT_FOR_PUTTING:  # a topic with this name could not be deleted
-        raise InvalidTopic(f"Topic {name!r} is a broker's own, created where it is needed; choose another name")
+        raise InvalidTopic(
+            f"Topic {name!r} is one of RocketMQ's own topics, which are created when they are needed. Choose another "
+            "name"
+        )
     with MessageStore.open(store, config=config) as opened:
         if existing := opened.topics().get(name):
             raise InvalidTopic(

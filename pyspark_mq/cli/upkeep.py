@@ -51,7 +51,7 @@ def clean(store: str, dry_run: bool, reserved_hours: int | None, force: bool) ->
         f"The disk is {step.used_percent}% full; {step.reason.value}"
     )
     if step.kept:
-        echo(f"{step.kept} segments more stay, for messages in them are to be archived or delivered still")
+        echo(f"{step.kept} more segments stay, because they have messages that are not archived or not delivered yet")
 
 
 @click.command()

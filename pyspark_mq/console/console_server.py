@@ -67,7 +67,7 @@ class ConsoleApp:
         """Stream a part of a page as server-sent events, one for each change."""
         render = self._parts.get(request.query_params.get("part", ""))
         if render is None:
-            raise HTTPException(404, "There is no such part")
+            raise HTTPException(404, "This page does not exist")
         return StreamingResponse(self._events(render, request.query_params), media_type="text/event-stream")
 
     async def _events(self, render: Callable[[Parameters], str], parameters: Parameters) -> AsyncIterator[str]:
@@ -98,7 +98,7 @@ class ConsoleApp:
         return self._site.page("error.html", 403, title="Not allowed", error=str(error), failure=None)
 
     def _failed(self, _request: Request, error: Exception) -> Response:
-        return self._site.page("error.html", 400, title="That did not work", error=str(error))
+        return self._site.page("error.html", 400, title="The request failed", error=str(error))
 
     def _not_found(self, _request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

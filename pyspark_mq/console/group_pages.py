@@ -66,7 +66,7 @@ def plan_reset(address: LogAddress, log: Log, group: str, topic: str, place: str
 def apply_reset(address: LogAddress, reset: GroupReset) -> None:
     """Apply a reset. Raises `UnsupportedStore`, `UnknownGroup`, `GroupConflict`, `StoreLocked`."""
     if not isinstance(address, HasGroups):
-        raise UnsupportedStore(f"{address} keeps no consumer groups")
+        raise UnsupportedStore(f"{address}: an archive has no consumer groups. Start the console on its store")
     address.group(reset.group).reset(reset.positions)
 
 
@@ -93,16 +93,16 @@ def send_again(address: LogAddress, queue: Queue, offset: int) -> str:
     """
     group = group_of_dead_letters(queue.topic)
     if group is None:
-        raise InvalidArgument(f"{queue.topic} has no dead letters of a group")
+        raise InvalidArgument(f"{queue.topic} is not the dead-letter topic of a group")
     if address.directory is None:
         raise UnsupportedStore(
-            f"{address}: the console sends dead letters again in a directory only. Use mqadmin or the RocketMQ "
-            "Dashboard for a cluster"
+            f"{address}: the console can redeliver dead letters of a directory only. For a cluster, use mqadmin or "
+            "the RocketMQ Dashboard"
         )
     with MessageStore.open(address.directory, create=False) as store:
         found = store.get_message("", queue.topic, queue.queue_id, offset, 1).messages
         if not found or found[0].queue_offset != offset:
-            raise OffsetLost(f"{queue}: there is no message at offset {offset}")
+            raise OffsetLost(f"{queue}: no message has offset {offset}. It was deleted, or it was never written")
         send_back(store, group, [found[0]._replace(reconsume_times=0)], level=_SOON)
     return group
 
@@ -138,7 +138,7 @@ class GroupPages:
         if name not in self._site.sampler.last.groups:
             self._site.sampler.look()  # the group may be new
         if name not in self._site.sampler.last.groups:
-            raise HTTPException(404, f"There is no group {name!r:.80}")
+            raise HTTPException(404, f"Group {name!r:.80} does not exist")
         return self._site.page(
             "group.html",
             at="groups",

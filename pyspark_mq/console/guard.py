@@ -30,7 +30,7 @@ _HEADERS = {
 }
 
 
-_NEEDS_TOKEN = "This address needs the token of the console. Open the whole address that 'pyspark-mq console' printed."
+_NEEDS_TOKEN = "This address lacks the console's token. Open the whole address that 'pyspark-mq console' printed."
 
 
 class Forbidden(Exception):

@@ -63,7 +63,7 @@ class MessageSearch:
         given = {name: parameters.get(name, "").strip() for name in ("queue", "place", "tags", "sql", "key")}
         number = parameters.get("count", "") or "50"
         if not number.isdecimal() or not 1 <= int(number) <= MOST:
-            raise InvalidArgument(f"count is {number!r:.20}: give a number from 1 to {MOST}")
+            raise InvalidArgument(f"count is {number!r:.20}. Give a number from 1 to {MOST}")
         return cls(parameters.get("topic", ""), **given, count=int(number))
 
     @property
@@ -114,7 +114,7 @@ def topic_queues(log: Log, topic: str) -> tuple[Queue, ...]:
     """Return the queues of a topic. Raises `UnknownTopic`."""
     queues = log.topics().get(topic)
     if queues is None:
-        raise UnknownTopic(f"There is no topic {topic!r:.80}")
+        raise UnknownTopic(f"Topic {topic!r:.80} does not exist")
     return queues
 
 
@@ -125,7 +125,9 @@ def find(log: Log, search: MessageSearch) -> FoundMessages:
     """
     queues = [queue_named(log, search.topic, search.queue)] if search.queue else topic_queues(log, search.topic)
     if search.tags and search.sql:
-        raise InvalidArgument("Tags and SQL: give one of them. SQL can ask for both: TAGS = 'paid' AND amount > 10")
+        raise InvalidArgument(
+            "Tags and SQL are both given. Give one of them: SQL can ask for both, as in TAGS = 'paid' AND amount > 10"
+        )
     accept = message_filter(search.sql, "SQL92") if search.sql else message_filter(search.tags or "*")
     bounds = log.bounds(queues)
     if search.key:
@@ -228,5 +230,5 @@ def message_at_offset(log: Log, queue: Queue, offset: int) -> dict[str, Any]:
     spec = ReadSpec(_ALL_COLUMNS, message_filter("*"), unreadable="raw")
     rows = [row for batch in log.scan(wanted, spec) for row in batch.to_pylist()]
     if not rows:
-        raise OffsetLost(f"{queue}: there is no message at offset {offset}")
+        raise OffsetLost(f"{queue}: no message has offset {offset}. It was deleted, or it was never written")
     return dict(rows[0])

@@ -76,7 +76,7 @@ class Site:
         form = dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
         self.keys.must_be_own_form(request, form)
         if changes and not self._allow_changes:
-            raise ReadOnlyStore("This console changes nothing. Start it with --allow-changes to allow it.")
+            raise ReadOnlyStore("This console is read-only. To allow changes, start it with --allow-changes")
         return form
 
 

@@ -49,15 +49,15 @@ _log = logging.getLogger("pyspark_mq")
 
 _RECORDS = Queue(COMMITS_TOPIC, 0)
 _LACKS = (
-    "the log has nothing of it: it is older than this file (put back from a backup), or the topic "
+    "the log has no record of it. The log is older than this file (restored from a backup), or the topic "
     f"{COMMITS_TOPIC} was deleted"
 )
 _ANEW = (
-    "the checkpoint is older than the written batches (put back from a copy, or its newest files deleted, or lost when "
-    "the machine went down). Nothing was appended. Put the newest one back, or start with a new one and "
-    "startingOffsets behind the written messages"
+    "The checkpoint is older than the written batches: it was restored from a copy, its newest files were deleted, "
+    "or a machine crash lost them. Nothing was appended. Restore the newest checkpoint, or start with a new one and "
+    "startingOffsets after the written messages"
 )
-_GO_ON = "delete the file, and the query goes on with this batch, without the rows that are missing"
+_GO_ON = "delete this file: the query then continues with this batch, and the missing rows stay missing"
 _SHOWN = 3
 _MAX_BYTES = 64 << 20  # a batch may have any number of topics
 
@@ -109,7 +109,9 @@ class MarkFile:
             try:
                 fcntl.flock(folder.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                _log.warning("%s: another process commits for this query; waiting for its end", self._folder)
+                _log.warning(
+                    "%s: another process is committing a batch of this query. Waiting for its end", self._folder
+                )
                 fcntl.flock(folder.fd, fcntl.LOCK_EX)
             yield
 
@@ -120,8 +122,8 @@ class MarkFile:
             return None
         except (OSError, CorruptStore, ValueError) as error:
             raise CommitError(
-                f"{self}: not a note of which batch was written last ({error}); restore it from a copy, or "
-                "delete it: then the records that the store still has tell"
+                f"{self}: this file does not record the last written batch ({error}). Restore it from a copy, or "
+                "delete it: the query then searches the store for the records of its batches"
             ) from error
 
     def write(self, mark: Mark) -> None:
@@ -133,8 +135,8 @@ class MarkFile:
 
     def _unwritable(self, error: OSError) -> CommitError:
         return CommitError(
-            f"{self._folder}: cannot note which batch is written ({error}); give the driver the right to write there, "
-            "or set delivery to at-least-once"
+            f"{self._folder}: cannot record the last written batch ({error}). Give the driver permission to write "
+            "there, or set delivery to at-least-once"
         )
 
 
@@ -152,10 +154,10 @@ class Commits:
         mark = self.file.read()
         if mark is not None and mark.batch > batch.number:
             raise CommitError(
-                f"{self.file}: batch {mark.batch} of this query was written, and now comes batch {batch.number}: the "
-                "checkpoint is older than the written batches (put back from a copy, or its newest files deleted). "
-                "Nothing was appended. Put the newest checkpoint back; or start with a new one and startingOffsets "
-                "behind the written messages"
+                f"{self.file}: batch {mark.batch} of this query was written, but Spark now runs batch "
+                f"{batch.number}. The checkpoint is older than the written batches: it was restored from a copy, or "
+                "its newest files were deleted. Nothing was appended. Restore the newest checkpoint, or start with a "
+                "new one and startingOffsets after the written messages"
             )
         if mark is not None and (mark.batch < batch.number or mark.rows == {}):
             self._must_follow(mark, batch)
@@ -163,8 +165,8 @@ class Commits:
         if not self._was_written(mark, batch.number):
             if mark is None and batch.consecutive and batch.number > 0:
                 _log.warning(
-                    "%s: there is none, now comes batch %d, and nothing tells whether those before were written here. "
-                    "If the store was put back from a backup, they were not",
+                    "%s: this file does not exist, and Spark runs batch %d. Whether the batches before it were "
+                    "written here is unknown. If the store was restored from a backup, they are missing",
                     self.file,
                     batch.number,
                 )
@@ -178,21 +180,21 @@ class Commits:
 
         mark: of an earlier batch, or of this one without rows.
         """
-        now = f"now comes batch {batch.number}"
+        now = f"Spark now runs batch {batch.number}"
         if mark.written and self._is_older(mark):
             raise CommitError(
-                f"{self.file}: batch {mark.batch} was written, {now}, and {_LACKS}. Nothing was appended. Put the "
-                f"newest log back; or {_GO_ON}"
+                f"{self.file}: batch {mark.batch} was written and {now}, but of batch {mark.batch} {_LACKS}. Nothing "
+                f"was appended. Restore the newest log, or {_GO_ON}"
             )
         is_here = mark.written or self._is_recorded(mark.batch, mark.since)
         last = mark.batch if is_here else mark.batch - 1
         if mark.consecutive and last < batch.number - 1 and not self._is_recorded(batch.number - 1, mark.since):
             raise CommitError(
-                f"{self.file}: batch {mark.batch} was {'written' if is_here else 'begun'} last, {now}, and the batches "
-                "between are not here: the store is older than the checkpoint (put back from a backup), or the "
-                "query wrote elsewhere, or with delivery=at-least-once. Nothing was appended. Put the newest "
-                "store back, or the checkpoint of the same time, or delete in the checkpoint's folders offsets and "
-                f"commits the files of batches above {last}; or {_GO_ON}"
+                f"{self.file}: batch {mark.batch} was the last one {'written' if is_here else 'begun'} here and "
+                f"{now}, but the batches between are missing. The store is older than the checkpoint (restored from "
+                "a backup), or the query wrote them to another store or with delivery=at-least-once. Nothing was "
+                "appended. Restore the newest store, or the checkpoint of the same time; or delete the files of "
+                f"batches above {last} in the checkpoint's folders offsets and commits; or {_GO_ON}"
             )
 
     def _was_written(self, mark: Mark | None, batch: int) -> bool:
@@ -203,14 +205,15 @@ class Commits:
             return True
         if mark is not None and mark.written:
             raise CommitError(
-                f"{self.file}: batch {batch} was written, and {_LACKS}. Nothing was appended. If the batch's "
-                'rows are not there, delete the file, and it is written; otherwise make "since" 0 and "last" null there'
+                f"{self.file}: batch {batch} was written, but {_LACKS}. Nothing was appended. If the rows of the "
+                "batch are missing, delete this file: the batch is then written. If they are in their topic, set "
+                '"since" to 0 and "last" to null in this file'
             )
         if mark is not None and self._bounds().min_offset > mark.since:
             raise CommitError(
-                f"{self.file}: batch {batch} was begun, and the messages of then are deleted by now: nothing here "
-                'tells whether it was written. If you find its rows among the messages since, write "written": true '
-                "into this file; otherwise delete the file, and the batch is written"
+                f"{self.file}: batch {batch} was begun, and retention deleted the messages that would show whether "
+                'it was written. Nothing was appended. If the rows of the batch are in their topic, set "written" to '
+                "true in this file. Otherwise delete this file: the batch is then written"
             )
         return False
 
@@ -221,22 +224,23 @@ class Commits:
     def _must_be_same(self, mark: Mark, batch: Batch) -> None:
         if batch.run and mark.run == batch.run:
             raise CommitError(
-                f"{self.file}: batch {batch.number} was written before in this run of the query: two writes in one "
-                "foreachBatch have the same producerGroup, and this one is not written. Give each a name of its own; "
-                "after a restart the query goes on, and written batches are skipped"
+                f"{self.file}: batch {batch.number} was already written in this run of the query. Two writes of one "
+                "foreachBatch have the same producerGroup, so the second was not written. Give each write a "
+                "producerGroup of its own and restart the query: it skips the written batches"
             )
         if batch.plan and mark.plan == batch.plan:
             return
         if batch.plan and mark.plan:
             raise CommitError(
-                f"{self.file}: batch {batch.number} of this query was written, and now comes planned again, perhaps "
-                f"with other rows: {_ANEW}"
+                f"{self.file}: batch {batch.number} of this query was written, and Spark planned it again, perhaps "
+                f"with other rows. {_ANEW}"
             )
         if mark.rows is not None and mark.rows != batch.rows:
             raise CommitError(
-                f"{self.file}: batch {batch.number} of this query was written with {_counted(mark.rows)}, and now "
-                f"comes with {_counted(batch.rows)}. Either it was planned again: {_ANEW}. Or the query gives other "
-                'rows each time that it runs a batch: to have this one skipped take "rows" out of this file'
+                f"{self.file}: batch {batch.number} of this query was written with {_counted(mark.rows)}, and Spark "
+                f"now runs it with {_counted(batch.rows)}. There are two possible causes. The first: Spark planned "
+                f"the batch again. {_ANEW}. The second: the query produces other rows each time that it runs a "
+                'batch. To skip this batch, delete "rows" from this file'
             )
 
     def begin(self, batch: Batch) -> None:
@@ -290,7 +294,7 @@ class Commits:
 
 def _counted(rows: Mapping[str, int]) -> str:
     shown = [f"{count:,} rows for {topic}" for topic, count in sorted(rows.items())] or ["no rows"]
-    return ", ".join(shown[:_SHOWN]) + (f" and {len(shown) - _SHOWN} topics more" if len(shown) > _SHOWN else "")
+    return ", ".join(shown[:_SHOWN]) + (f" and {len(shown) - _SHOWN} more topics" if len(shown) > _SHOWN else "")
 
 
 _NOT_SEEN_HERE = (errno.ENOENT, errno.ENOTDIR, errno.EACCES)

@@ -89,9 +89,8 @@ class Staging:
                     yield metadata[_TOPIC].decode(), batch
         except (OSError, ObjectsUnavailable, pa.ArrowInvalid) as error:
             raise StagingError(
-                f"{self._path}/{file}: the rows of a task are missing, or not whole ({error}); nothing was appended, "
-                "run the write again. The driver has to see the directory that the executors write to: see the option "
-                "stagingPath"
+                f"{self._path}/{file}: the rows of a task are missing or incomplete ({error}). Nothing was appended. "
+                "Set stagingPath to a directory that the driver and all executors see, and run the write again"
             ) from error
 
     def forget(self, owner: str, run: str) -> None:
@@ -124,9 +123,9 @@ class Staging:
             yield self._objects
         except (OSError, ObjectsUnavailable) as error:
             raise StagingError(
-                f"{self._path}: cannot keep the rows of a write there ({error}); set the option stagingPath to a "
-                "directory that the driver and every executor can write, or to a place on S3, such as "
-                "s3://bucket/staging, or delivery to at-least-once"
+                f"{self._path}: cannot write the rows of a task ({error}). Set stagingPath to a directory that the "
+                "driver and all executors can write, or to an S3 URL such as s3://bucket/staging. Or set delivery to "
+                "at-least-once"
             ) from error
 
 

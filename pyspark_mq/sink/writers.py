@@ -141,8 +141,9 @@ class AllOrNothing:
         staged, rows = sum(table.num_rows for table in tables.values()), _rows_of(sent).total()
         if staged != rows:  # a file that was cut between two batches can be read without an error
             raise StagingError(
-                f"{self._options.staging_path}: tasks kept {rows:,} rows there, and {staged:,} are left; nothing was "
-                "appended, run the write again. A directory that several machines see must show what another one wrote"
+                f"{self._options.staging_path}: tasks wrote {rows:,} rows there, but the driver reads {staged:,}. "
+                "Nothing was appended. Set stagingPath to a directory in which the driver sees the files of all "
+                "executors, and run the write again"
             )
         append = log.begin()
         for topic, table in tables.items():
@@ -186,7 +187,7 @@ class OncePerBatch(AllOrNothing):
         batch = Batch(sent[0].batch, _rows_of(sent), sent[0].run, plan, self._is_stream)
         with commits.file.locked():
             if commits.has(batch):
-                _log.warning("Batch %d of query %s was written before: it is skipped", batch.number, sent[0].query)
+                _log.warning("Batch %d of query %s is skipped: it was written before", batch.number, sent[0].query)
                 commits.skip(batch)
                 return
             if batch.rows:
@@ -210,8 +211,8 @@ def _streaming_batch() -> tuple[str, int, str]:
     query, batch, run = map(_context().getLocalProperty, (_QUERY_ID, _BATCH_ID, _RUN_ID))
     if not query or not batch:
         raise OptionError(
-            "producerGroup is for a write in foreachBatch, and Spark says of no streaming query that this one is part "
-            "of; leave it out"
+            "producerGroup is only for a write in foreachBatch of a streaming query, and this write is not in one. "
+            "Remove producerGroup"
         )
     return query, int(batch), run if run and _UUID.fullmatch(run) else ""
 
@@ -235,7 +236,7 @@ def require_topic(address: LogAddress, log: Log, topic: str) -> None:
         of_broker = f"mqadmin updateTopic -t {topic} ..."
         how = of_broker if address.directory is None else f"pyspark-mq topic create {address} {topic!r}"
         near = did_you_mean([topic], topics)
-        raise SubscriptionError(f"There is no topic {topic!r}, but {others}. {near}Create it first: {how}")
+        raise SubscriptionError(f"Topic {topic!r} does not exist; there are {others}. {near}Create it first: {how}")
 
 
 class MqBatchWriter(DataSourceArrowWriter):
@@ -244,7 +245,7 @@ class MqBatchWriter(DataSourceArrowWriter):
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         """Raises `OptionError`, `SchemaError`, `SubscriptionError`, `StagingError`, and errors of opening a store."""
         if overwrite:
-            raise OptionError('A topic is only appended to: write with mode("append")')
+            raise OptionError('A topic can only be appended to. Write with mode("append")')
         whole = AllOrNothing if options.producer_group is None else OncePerBatch
         self._delivery = _checked(options, schema, whole, is_stream=False)
 
@@ -265,7 +266,7 @@ class MqStreamWriter(DataSourceStreamArrowWriter):
         """Raises as `MqBatchWriter`."""
         if overwrite:
             raise OptionError(
-                'A topic is only appended to, and complete mode gives all results again: use outputMode("append")'
+                'A topic can only be appended to, and complete mode writes all results again. Use outputMode("append")'
             )
         self._delivery = _checked(options.for_stream(), schema, OncePerBatch, is_stream=True)
 

@@ -58,7 +58,7 @@ def _is_text_map(kind: DataType) -> bool:
 
 _TEXT = ColumnKind(_is_text, StringType(), "string")
 _INTEGER = ColumnKind(_is_integer, IntegerType(), "int")
-_TIME = ColumnKind(_is_time, TimestampType(), "timestamp, or bigint ms since 1970")
+_TIME = ColumnKind(_is_time, TimestampType(), "timestamp, or bigint (ms since 1970)")
 
 SINK_COLUMNS: dict[str, ColumnKind] = {
     "topic": _TEXT,
@@ -67,7 +67,7 @@ SINK_COLUMNS: dict[str, ColumnKind] = {
     "keys": ColumnKind(
         lambda kind: _is_text(kind) or _is_texts(kind),
         StringType(),
-        "string, keys separated by blanks, or array<string>",
+        "string (keys separated by spaces) or array<string>",
     ),
     "properties": ColumnKind(_is_text_map, MapType(StringType(), StringType()), "map<string,string>"),
     "queueId": _INTEGER,
@@ -102,16 +102,18 @@ def check_schema(schema: StructType, topic: str | None) -> None:
             raise SchemaError(_unknown(field.name))
         if not kind.fits(field.dataType):
             raise SchemaError(
-                f"Column {field.name} is written from {kind.words}, this one is {field.dataType.simpleString()}; "
-                "cast it" + (", or make a text of it with to_json" if field.name == "body" else "")
+                f"Column {field.name} is {field.dataType.simpleString()}, and must be {kind.words}. Cast it"
+                + (" or convert it with to_json" if field.name == "body" else "")
             )
     if "body" not in names:
-        raise SchemaError(f"There is no column body: name the text or bytes to send so, e.g. select({_example(names)})")
+        raise SchemaError(
+            f"The column body is missing. Name the text or bytes to send body, e.g. select({_example(names)})"
+        )
     if "topic" not in names and topic is None:
-        raise SchemaError('Where do the rows go? Set option("topic", ...), or add a column topic')
+        raise SchemaError('The topic of the rows is not named. Set option("topic", ...), or add a column topic')
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise SchemaError(f"Columns that stand twice: {', '.join(twice)}; drop one of each")
+        raise SchemaError(f"Duplicate columns: {', '.join(twice)}. Drop one of each")
 
 
 def _example(names: list[str]) -> str:
@@ -121,12 +123,15 @@ def _example(names: list[str]) -> str:
 def _unknown(name: str) -> str:
     if name.lower() in _KAFKA_NAMES:
         ours = _KAFKA_NAMES[name.lower()]
-        return f"Column {name} is Kafka's name; here it is {ours}: withColumnRenamed({name!r}, {ours.split(',')[0]!r})"
+        return (
+            f"Column {name} is named as in the Kafka sink. Here it is {ours}: withColumnRenamed({name!r}, "
+            f"{ours.split(',')[0]!r})"
+        )
     if name in COLUMNS:
-        return f"Column {name} cannot be written, the store gives each message its own: drop({name!r})"
+        return f"Column {name} cannot be written, because the store sets it. Remove it: drop({name!r})"
     near = get_close_matches(name, SINK_COLUMNS, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(SINK_COLUMNS)}; the rest goes into body"
-    return f"A message has no column {name!r}: {hint}"
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(SINK_COLUMNS)}. Put other values into body"
+    return f"Messages have no column {name!r}: {hint}"
 
 
 def tables_by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
@@ -149,7 +154,7 @@ def _split(messages: pa.RecordBatch, topics: pa.StringArray) -> Iterator[tuple[s
     encoded = topics.dictionary_encode()
     names = encoded.dictionary.to_pylist()
     if notes := TOPICS_OF_NOTES.intersection(names):
-        raise RowError(f"Topic {min(notes)} is for records of the store; rows go to topics of yours")
+        raise RowError(f"Topic {min(notes)} is an internal topic of the store. Write the rows to another topic")
     if len(names) == 1:
         yield names[0], messages
         return
@@ -201,8 +206,8 @@ def _filled(name: str, column: pa.Array) -> pa.Array:
         return column
     if name in ("body", "topic"):
         raise RowError(
-            f"{column.null_count:,} of {len(column):,} rows have no {name} (null); leave them out with "
-            f'where("{name} IS NOT NULL"), or fill them with coalesce'
+            f"{column.null_count:,} of {len(column):,} rows have null in column {name}. Remove them with "
+            f'where("{name} IS NOT NULL"), or replace null with coalesce'
         )
     if name == "flag":
         return pc.fill_null(column, _integer(0, column.type))

@@ -45,7 +45,8 @@ class MqBatchReader(DataSourceReader):
                 if r.start > r.end:
                     raise OptionError(
                         f"{r.queue}: the end ({option_of(self._end, 'endingOffsets')}) is offset {r.end}, before the "
-                        f"start ({option_of(self._start, 'startingOffsets')}), offset {r.start}"
+                        f"start ({option_of(self._start, 'startingOffsets')}), offset {r.start}. Give an end after "
+                        "the start"
                     )
             left = narrowed(log, ranges, self._options.message_filter)
         counts = (sum(r.length for r in each) for each in (left, ranges))

@@ -91,21 +91,21 @@ class Epochs:
 
     def _missing_record(self, epoch: EpochOffset, task: int) -> LedgerError:
         begin = to_json(epoch.begin)
-        why = "" if self._ledger.knows(epoch.reader) else "nothing here is of this query, so there is "
+        why = "" if self._ledger.knows(epoch.reader) else "nothing of this query is here, so there is "
         return LedgerError(
-            f"{self._ledger}: {why}no record of task {task} of real-time batch {epoch.epoch}, which is committed; "
-            "without it the end of that batch is unknown. A foreachBatch that did not take all rows leaves none; else "
-            "restore the directory or the bucket, or point ledgerPath to it. To go on without it use a new checkpoint "
-            "and startingOffsets "
-            f"{str(begin).replace(chr(39), chr(34))}, the begin of that batch: its messages come once more"
+            f"{self._ledger}: {why}no record of task {task} of the committed real-time batch {epoch.epoch}. Without "
+            "the record, the end of that batch is unknown. If a foreachBatch function did not read all rows, make it "
+            "read them. Otherwise restore the directory or the bucket, or set ledgerPath to its new place. To "
+            "continue without the record, use a new checkpoint and startingOffsets "
+            f"{str(begin).replace(chr(39), chr(34))}, where that batch began: its messages are read again"
         )
 
     def _warn_of_starvation(self, starved: int, tasks: int) -> None:
         if not self._warned:
             self._warned = True
             _log.warning(
-                "%d of %d real-time tasks could start only when the others had ended: Spark has too few task slots "
-                "to hold them all. Set realTimePartitions to %d or less, or give Spark more cores",
+                "%d of %d real-time tasks started only after other tasks had ended: Spark has too few task slots to "
+                "run all at once. Set realTimePartitions to %d or less, or give Spark more cores",
                 starved,
                 tasks,
                 tasks - starved,

@@ -157,8 +157,8 @@ class HeldReader:
         for queue, end in record.next.items():
             if reached[queue] > end:
                 raise LedgerError(
-                    f"{queue}: this attempt read up to {reached[queue]}, but another attempt at the same task recorded "
-                    f"{end}; run the task again, and it reads the recorded range"
+                    f"{queue}: this attempt read up to {reached[queue]}, but another attempt at the same task "
+                    f"recorded {end}. Run the task again: it reads the recorded range"
                 )
             missing = QueueRange(queue, reached[queue], end)
             yield from self._range_reader.scan(log, missing, RangeTask((missing,), record.next, record.last))
@@ -167,8 +167,7 @@ class HeldReader:
 def require_pipelined_workers() -> None:
     if os.environ.get(_PIPELINED) != "1":
         raise OptionError(
-            "realTime needs workers that hand over each batch at once: PySpark 4.3 or later, and the setting "
-            "spark.python.udf.pipelined.enabled=true given when the application starts: by "
-            "pyspark_mq.session(real_time=True), spark-submit --conf, or SparkSession.builder.config. "
-            "Without it leave the option realTime out"
+            "realTime needs PySpark 4.3 or later and spark.python.udf.pipelined.enabled=true, so that workers return "
+            "each batch at once. Set it before the application starts: with pyspark_mq.session(real_time=True), "
+            "spark-submit --conf, or SparkSession.builder.config. Or remove the option realTime"
         )

@@ -97,9 +97,9 @@ class Ledger:
             objects.write(made, b"")
             if objects.create(made, b""):
                 raise LedgerError(
-                    f"{self}: cannot record what a real-time task read there: the server replaces a file that was to "
-                    "be made only if it was missing. This needs a server that heeds If-None-Match, and the newest "
-                    "version of its package for fsspec"
+                    f"{self}: cannot record what a real-time task read, because this server ignores If-None-Match "
+                    "and replaces existing files. Use a server that supports it, and the newest version of its "
+                    "fsspec package"
                 )
 
     def find(self, name: TaskName, queues: Collection[Queue]) -> TaskRecord | None:
@@ -107,20 +107,19 @@ class Ledger:
         try:
             data = self._objects.read(path, 0, _MAX_BYTES + 1)
             if len(data) > _MAX_BYTES:
-                raise ValueError(f"it has more than {_MAX_BYTES:,} bytes")
+                raise ValueError(f"the file has more than {_MAX_BYTES:,} bytes")
             found = decode(data, _RecordJson)
             last = fingerprints_from_json(found.last)
             record = TaskRecord(positions_from_json(found.next), found.starved, last, found.slots)
             if record.next.keys() != set(queues):
-                raise ValueError(f"it has {_names(record.next)}, and the task {_names(queues)}")
+                raise ValueError(f"the file has queues {_names(record.next)}, but the task has {_names(queues)}")
             return record
         except FileNotFoundError:
             return None
         except (ObjectsUnavailable, ValueError) as error:
             raise LedgerError(
-                f"{self}/{path}: not a record of what a real-time task read ({error}); restore "
-                "the file from a copy, or go on without it: delete it if its batch was not committed, else use a new "
-                "checkpoint"
+                f"{self}/{path}: this file does not record what a real-time task read ({error}). Restore it from a "
+                "copy. Or delete it if its batch was not committed; if the batch was committed, use a new checkpoint"
             ) from error
 
     def knows(self, reader: str) -> bool:
@@ -136,9 +135,9 @@ class Ledger:
         found = self.find(name, record.next)
         if found is None and not is_first:
             raise LedgerError(
-                f"{self}/{path}: is there, written by another attempt at this task, and "
-                "cannot be read yet; run the task again. A directory that several machines see must show what another "
-                "one wrote"
+                f"{self}/{path}: another attempt at this task wrote this file, but it cannot be read yet. Run the "
+                "task again. If this repeats, set ledgerPath to a directory in which each machine sees the files of "
+                "the others"
             )
         return found or record
 
@@ -179,16 +178,16 @@ class Ledger:
             yield self._objects
         except ObjectsUnavailable as error:
             raise LedgerError(
-                f"{self}: cannot record what a real-time task read ({error}); set the option ledgerPath to a directory "
-                "that the driver and every executor can write, or to a place on S3, such as s3://bucket/ledger"
+                f"{self}: cannot record what a real-time task read ({error}). Set ledgerPath to a directory that the "
+                "driver and all executors can write, or to an S3 URL such as s3://bucket/ledger"
             ) from error
 
 
 def _folder(reader: str) -> str:
     if not READER_ID.fullmatch(reader):
         raise LedgerError(
-            f"{reader!r} is no id of a reader (32 hexadecimal digits); the checkpoint that has it is damaged: restore "
-            "it from a copy, or use a new one"
+            f"The checkpoint is damaged: {reader!r} is no id of a reader (32 hexadecimal digits). Restore the "
+            "checkpoint from a copy, or use a new one"
         )
     return reader
 

@@ -39,12 +39,12 @@ def projection(schema: StructType, *, null_bodies: bool = False) -> tuple[tuple[
     """
     names = tuple(schema.fieldNames())
     if not names:
-        raise SchemaError(f"The schema names no column; available are {', '.join(COLUMNS)}")
+        raise SchemaError(f"The schema names no column. Name some of {', '.join(COLUMNS)}")
     for field in schema.fields:
         _check(field, may_be_null=field.name in _MAY_BE_NULL or (null_bodies and field.name == "body"))
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
-        raise SchemaError(f"The schema names a column twice: {', '.join(repeated)}")
+        raise SchemaError(f"The schema names columns twice: {', '.join(repeated)}. Name each once")
     return names, to_arrow_schema(schema, timezone="UTC")
 
 
@@ -56,11 +56,11 @@ def _check(field: StructField, *, may_be_null: bool) -> None:
     expected = _field(field.name).dataType
     if field.dataType != expected:
         raise SchemaError(
-            f"Column {field.name} is {expected.simpleString()}, "
-            f"the schema says {field.dataType.simpleString()}; read it as it is and cast it in the query"
+            f"Column {field.name} is {expected.simpleString()}, but the schema says {field.dataType.simpleString()}. "
+            f"Read it as {expected.simpleString()}, and cast it in the query"
         )
     if may_be_null and not field.nullable:
-        raise SchemaError(f"Column {field.name} may be null, the schema says NOT NULL")
+        raise SchemaError(f"Column {field.name} may be null, but the schema says NOT NULL. Remove NOT NULL")
 
 
 def _field(name: str) -> StructField:

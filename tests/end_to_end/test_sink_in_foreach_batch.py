@@ -52,7 +52,7 @@ def test_two_writes_of_a_batch_need_different_producer_groups(
             save(frame, store, topic=topic, producerGroup="copier")
 
     writer = source(spark, store).select("body").writeStream.foreachBatch(work)
-    with pytest.raises(PySparkException, match="two writes in one foreachBatch have the same producerGroup"):
+    with pytest.raises(PySparkException, match="Two writes of one foreachBatch have the same producerGroup"):
         run(writer.option("checkpointLocation", str(tmp_path / "checkpoint")))
     assert sorted(bodies(store, "copies")) == numbers(10)
 

@@ -94,7 +94,9 @@ def test_restored_store_is_older_than_the_checkpoint(spark: SparkSession, store:
     copy(40)
     shutil.rmtree(target)
     backup.rename(target)
-    with pytest.raises(PySparkException, match=r"batch 1 was written last, now comes batch 4, .* batches above 1; or"):
+    with pytest.raises(
+        PySparkException, match=r"batch 1 was the last one written here and Spark now runs batch 4, .* batches above 1"
+    ):
         copy(60)
     forget_above(1, checkpoint / "commits", checkpoint / "offsets")
     copy(80)
@@ -118,7 +120,7 @@ def test_several_queries_write_to_one_store(spark: SparkSession, store: MessageS
 @pytest.mark.parametrize(
     ("select", "output", "options", "message"),
     [
-        (["body"], "complete", {}, r'only appended to, and complete mode .* outputMode\("append"\)'),
+        (["body"], "complete", {}, r'only be appended to, and complete mode .* outputMode\("append"\)'),
         (["body"], "append", {"producerGroup": "x"}, "knows its query by the checkpoint, so remove producerGroup"),
     ],
 )

@@ -41,7 +41,7 @@ def test_wrong_option_is_refused(filled: Filled) -> None:
     [
         ({"endingOffsets": "latest"}, BinaryType(), "A streaming query has no end"),
         ({"subscribes": "orders"}, BinaryType(), "did you mean subscribe?"),
-        ({}, StringType(), "Column body is binary, the schema says string"),
+        ({}, StringType(), "Column body is binary, but the schema says string"),
     ],
 )
 def test_wrong_stream_raises_in_each_call_of_its_reader(

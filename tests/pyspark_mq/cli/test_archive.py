@@ -20,7 +20,7 @@ def test_archive_adds_only_new_messages(filled: Filled, tmp_path: Path) -> None:
     assert "name the URL to archive to" in run("archive", filled.path).stderr
     assert succeed("archive", filled.path, "--to", tmp_path / "archive", "--older-than", "1h").startswith("archived 0 ")
     assert succeed("archive", filled.path).startswith("archived 8 messages, ")
-    assert "is no age" in run("archive", filled.path, "--older-than", "9" * 400 + "d").stderr
+    assert "is not an age" in run("archive", filled.path, "--older-than", "9" * 400 + "d").stderr
     filled.put("orders", 0, 1)
     assert run("archive", f"file:{filled.path}", "--to", tmp_path / "archive", "--older-than", "1h").stderr == ""
     assert succeed("archive", filled.path, "--topic", "orders").startswith("archived 1 messages, ")
@@ -51,7 +51,7 @@ def test_watch_survives_a_missing_archive(filled: Filled, tmp_path: Path, monkey
     done = run("archive", filled.path, "--to", tmp_path / "archive", "--watch")
     assert done.stdout.splitlines()[0].startswith("archived 8 messages")
     assert done.stdout.splitlines()[1].startswith("archived 2 messages")
-    assert "trying again in 60 seconds" in done.stderr
+    assert "Trying again in 60 seconds" in done.stderr
     assert "the next 'archive' goes on" in done.stderr
 
 
@@ -73,7 +73,7 @@ def test_watch_waits_for_another_archiver(filled: Filled, tmp_path: Path, monkey
 
     monkeypatch.setattr(time, "sleep", sleep)
     done = run("archive", filled.path, "--to", tmp_path / "archive", "--watch")
-    assert "another process archives this store; let it, or stop it; trying again in 60 seconds" in done.stderr
+    assert "another process archives this store; let it, or stop it. Trying again in 60 seconds" in done.stderr
     assert done.stdout.splitlines()[1].startswith("archived 2 messages")
     assert done.returncode == 130
 
@@ -140,13 +140,13 @@ def test_named_topics_are_remembered(filled: Filled, tmp_path: Path) -> None:
     filled.store.create_topic("more", 1)
     succeed("archive", filled.path, "--to", tmp_path / "archive")
     done = run("archive", filled.path, "--topic", "orders")
-    assert "from now on orders will be archived; 'clean' waits for no other topic any more" in done.stderr
+    assert "Later runs archive orders. 'clean' no longer waits for other topics" in done.stderr
     filled.put("more", 0, 3)
     assert succeed("archive", filled.path).startswith("archived 0 messages")
     done = run("archive", filled.path, "--all-topics")
     assert done.stdout.startswith("archived 3 messages")
-    assert "from now on all topics will be archived\n" in done.stderr
-    assert "give one of them" in run("archive", filled.path, "--all-topics", "--topic", "more").stderr
+    assert "Later runs archive all topics\n" in done.stderr
+    assert "Give one of them" in run("archive", filled.path, "--all-topics", "--topic", "more").stderr
 
 
 def test_copy_to_another_place_is_not_remembered(filled: Filled, tmp_path: Path) -> None:
@@ -154,7 +154,10 @@ def test_copy_to_another_place_is_not_remembered(filled: Filled, tmp_path: Path)
     filled.put("orders", 0, 2)
     done = run("archive", filled.path, "--to", tmp_path / "copy", "--topic", "orders")
     assert done.stdout.startswith("archived 10 messages")
-    assert f"a copy: readers of {filled.path} go on in {tmp_path / 'archive'}" in done.stderr
+    assert (
+        f"This archive is a copy. Readers of {filled.path} continue with the archive {tmp_path / 'archive'}"
+        in done.stderr
+    )
     assert remembered(Path(filled.path)) == (str(tmp_path / "archive"), ())
     assert succeed("archive", filled.path).startswith("archived 2 messages")
 
@@ -228,7 +231,9 @@ def test_commands_on_groups_refuse_an_archive(filled: Filled, tmp_path: Path) ->
     ):
         done = run(*command)
         assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr.startswith(f"Error: {archive}: a store's directory is needed here; an archive is only read")
+        assert done.stderr.startswith(
+            f"Error: {archive}: this is an archive, and this command needs a store's directory"
+        )
 
 
 def test_query_finds_archived_messages(filled: Filled, tmp_path: Path) -> None:
@@ -243,12 +248,15 @@ def test_query_finds_archived_messages(filled: Filled, tmp_path: Path) -> None:
         lines = succeed("query", path, "orders", "--key", "k7", "--json").splitlines()
         assert [(row["queueId"], row["queueOffset"]) for row in map(json.loads, lines)] == [(0, 7)]
         assert "by its id" in succeed("query", path, "orders", "--id", "0A0B0C")
-        assert "no message of orders has the key 'none'" in run("query", path, "orders", "--key", "none").stderr
+        assert "No message of topic orders has the key 'none'" in run("query", path, "orders", "--key", "none").stderr
     with ArchiveAddress(str(tmp_path / "archive")).open() as log:
         (message,) = log.messages(QueueRange(Queue("orders", 0), 304, 305))
     assert "of a place" in succeed("query", tmp_path / "archive", "orders", "--id", message.msg_id)
     assert "has the id 'none'" in run("query", tmp_path / "archive", "orders", "--id", "none").stderr
-    assert "no topic 'nothing'. There are: orders" in run("query", tmp_path / "archive", "nothing", "--key", "k").stderr
+    assert (
+        "Topic 'nothing' does not exist. There are: orders"
+        in run("query", tmp_path / "archive", "nothing", "--key", "k").stderr
+    )
     succeed("groups", "reset", filled.path, "readers", "orders", "--to", "earliest", "--create")
     assert filled.store.consumer_offset("readers", "orders", 0) == 0
     everything = sum(filled.store.max_offset("orders", queue_id) for queue_id in range(2))

@@ -71,7 +71,7 @@ def test_commands_use_an_account_over_tls(
         monkeypatch.setenv("ROCKETMQ_CA_FILE", str(own.path))
         assert "see accessKey and secretKey" in run(*words).stderr
         monkeypatch.setenv("ROCKETMQ_ACCESS_KEY", "reader")
-        assert "ROCKETMQ_ACCESS_KEY and ROCKETMQ_SECRET_KEY go together" in run(*words).stderr
+        assert "ROCKETMQ_ACCESS_KEY and ROCKETMQ_SECRET_KEY belong together" in run(*words).stderr
         monkeypatch.setenv("ROCKETMQ_SECRET_KEY", "12345678")
         assert sorted(succeed(*words).split()) == [*"012345"]
         monkeypatch.setenv("ROCKETMQ_CA_FILE", str(accounts))
@@ -81,8 +81,8 @@ def test_commands_use_an_account_over_tls(
 def test_errors_are_one_line(serving: Serving) -> None:
     cluster = f"rocketmq://{serving.address}"
     for words, said in (
-        ((cluster, "nowhere"), "no topic 'nowhere'. There are: orders"),
-        ((cluster, "orders", "--queue", 7), "topic 'orders' has queues 0 to 1, not 7"),
+        ((cluster, "nowhere"), "Topic 'nowhere' does not exist. There are: orders"),
+        ((cluster, "orders", "--queue", 7), "opic 'orders' has queues 0 to 1, not 7"),
         (("rocketmq://nonsense", "orders"), "address 'nonsense': must be host:port"),
         (
             ("rocketmq://127.0.0.1:1", "orders"),

@@ -27,10 +27,10 @@ from tests.pyspark_mq.cli.process import SCRIPT, TIMEOUT_SECONDS, run, succeed
         (("verify", "{other}", "--repair"), "{other}"),
         (("clean", "{other}", "--dry-run"), "{other}"),
         (("topic", "create", "{path}", "a topic"), "a topic"),
-        (("topic", "create", "{path}", "SCHEDULE_TOPIC_XXXX"), "'SCHEDULE_TOPIC_XXXX' is a broker's own"),
-        (("stats", "s3://bucket/{other}"), "an archive is only read"),
-        (("groups", "list", "s3://bucket/{other}"), "an archive is only read (tail, export, query), and has no groups"),
-        (("stats", "rocketmq://127.0.0.1:1"), "of a cluster there are tail, export, query --time, groups list"),
+        (("topic", "create", "{path}", "SCHEDULE_TOPIC_XXXX"), "'SCHEDULE_TOPIC_XXXX' is one of RocketMQ's own topics"),
+        (("stats", "s3://bucket/{other}"), "this is an archive"),
+        (("groups", "list", "s3://bucket/{other}"), "this is an archive, and this command needs a store's directory"),
+        (("stats", "rocketmq://127.0.0.1:1"), "Of pyspark-mq, tail, export, query --time, groups list"),
     ],
 )
 def test_error_is_one_line_and_exit_code_1(path: Path, tmp_path: Path, arguments: tuple[str, ...], named: str) -> None:

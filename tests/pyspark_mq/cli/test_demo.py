@@ -50,14 +50,17 @@ def test_demo_streams_all_flights_while_they_are_appended(tmp_path: Path) -> Non
     again = run_demo("--store", str(tmp_path / "store"))
     assert again.returncode == 1
     assert again.stderr.count("\n") == 1
-    assert "already has a topic" in again.stderr
+    assert "already exists there" in again.stderr
 
 
 def test_error_of_a_query_is_one_line() -> None:
     with pytest.raises(DemoFailed, match=r"^Spark failed: No space left\.$"), told_in_one_line():
         raise StreamingQueryException("No space left.\n=== Streaming Query ===\n...")
     late = "Query terminated.\n=== Streaming Query ===\nPython worker failed to connect back."
-    with pytest.raises(DemoFailed, match=r"^Spark failed: Query terminated\. .* run demo again$"), told_in_one_line():
+    with (
+        pytest.raises(DemoFailed, match=r"^Spark failed: Query terminated\. .* Run the demo again$"),
+        told_in_one_line(),
+    ):
         raise StreamingQueryException(late)
 
 

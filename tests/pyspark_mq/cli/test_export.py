@@ -106,13 +106,25 @@ def test_named_pipe_is_not_replaced(filled_path: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["orders", "--to", "parquet", "-o", "{there}"], 1, "is there already; name another file, or --force"),
-        (["nowhere", "--to", "parquet", "-o", "{new}"], 1, "no topic 'nowhere'"),
+        (
+            ["orders", "--to", "parquet", "-o", "{there}"],
+            1,
+            "the file exists. Name another file, or replace it with --force",
+        ),
+        (["nowhere", "--to", "parquet", "-o", "{new}"], 1, "opic 'nowhere' does not exist"),
         (["orders", "--to", "csv"], 2, "'csv' is not one of"),
-        (["orders", "--to", "jsonl", "--columns", "body"], 2, "--columns goes with parquet and arrow"),
-        (["orders", "--to", "arrow", "--columns", "value"], 2, "no column 'value'; there are topic, queueId"),
+        (["orders", "--to", "jsonl", "--columns", "body"], 2, "--columns is for parquet and arrow"),
+        (
+            ["orders", "--to", "arrow", "--columns", "value"],
+            2,
+            "Column 'value' does not exist; there are topic, queueId",
+        ),
         (["orders", "--to", "arrow", "--columns", "body,body"], 1, "columns named twice: body; name each once"),
-        (["orders", "--to", "parquet", "-o", "{missing}/x"], 1, "missing/x: there is no folder {missing}; make it"),
+        (
+            ["orders", "--to", "parquet", "-o", "{missing}/x"],
+            1,
+            "missing/x: the folder {missing} does not exist. Create it",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused(
@@ -139,7 +151,7 @@ def test_file_created_concurrently_is_not_replaced_without_force(tmp_path: Path,
     if force:
         write()
     else:
-        with pytest.raises(click.ClickException, match="came meanwhile; nothing was written"):
+        with pytest.raises(click.ClickException, match="created this file during the export, so nothing was written"):
             write()
     assert target.read_text() == ("exported" if force else "mine")
     assert list(tmp_path.iterdir()) == [target]

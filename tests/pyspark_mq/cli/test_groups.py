@@ -77,8 +77,8 @@ def test_groups_of_a_cluster_are_shown(read: Path) -> None:
         first = json.loads(succeed("groups", "show", cluster, "billing", "--json").splitlines()[0])
         assert (first["queue"], first["offset"]) == ("broker-a:0", 2)
         for words, said in (
-            (("nobody",), f"cluster at {serving.address}: group 'nobody' has no offsets; these have: billing"),
-            (("billing", "nowhere"), f"cluster at {serving.address}: no topic 'nowhere'"),
+            (("nobody",), f"cluster at {serving.address}: group 'nobody' has no offsets. Groups with offsets: billing"),
+            (("billing", "nowhere"), f"cluster at {serving.address}: topic 'nowhere' does not exist"),
         ):
             done = run("groups", "show", cluster, *words)
             assert (done.returncode, done.stderr.strip()) == (1, f"Error: {said}")
@@ -123,7 +123,7 @@ def test_reset_reaches_an_active_group(read: Path) -> None:
         assert said[-1] == "moved billing in orders; members that go with it: 1"
         assert one.resets() == {Queue("orders", 0): 4, Queue("orders", 1): 2}
     assert offsets(read) == [4, 2]
-    assert succeed("groups", "members", read, "billing") == "nobody is in billing\n"
+    assert succeed("groups", "members", read, "billing") == "Group billing has no members\n"
 
 
 def test_reset_creates_a_group_on_request(read: Path) -> None:
@@ -144,9 +144,9 @@ def test_reset_of_one_queue(read: Path) -> None:
     ("arguments", "code", "words"),
     [
         (["show", "nobody"], 1, "no group 'nobody'; there are: billing, idle"),
-        (["show", "idle"], 1, "group 'idle' has no offsets yet; 'groups reset' gives it some"),
+        (["show", "idle"], 1, "group 'idle' has no offsets yet. Set them: pyspark-mq groups reset"),
         (["members", "nobody"], 1, "no group 'nobody'; there are: billing, idle"),
-        (["reset", "billing", "nowhere", "--to", "latest"], 1, "no topic 'nowhere'"),
+        (["reset", "billing", "nowhere", "--to", "latest"], 1, "opic 'nowhere' does not exist"),
         (["reset", "a group", "orders", "--to", "latest"], 1, "group 'a group': only letters"),
         (["reset", "billing", "orders", "--to", "soon"], 2, "'soon' is not a place in a topic. Give earliest"),
         (["reset", "billing", "orders"], 2, "--to"),

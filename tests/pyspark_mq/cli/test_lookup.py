@@ -54,15 +54,15 @@ def test_query_prints_why_a_body_cannot_be_read(path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["orders", "--key", "nobody"], 1, "no message of orders has the key 'nobody'"),
-        (["orders", "--key", ""], 1, "no message of orders has the key ''"),
+        (["orders", "--key", "nobody"], 1, "No message of topic orders has the key 'nobody'"),
+        (["orders", "--key", ""], 1, "No message of topic orders has the key ''"),
         (["orders", "--id", "nobody"], 1, "is no offset message id"),
-        (["nobody", "--key", "k"], 1, "no topic 'nobody'"),
+        (["nobody", "--key", "k"], 1, "Topic 'nobody' does not exist"),
         (["ordrs", "--key", "k"], 1, "Did you mean orders?"),
-        (["orders", "--time", "soon"], 2, "'soon' is neither like"),
-        (["orders", "--time", "9" * 5000], 2, "is neither like"),
-        (["orders"], 2, "give one of --key, --id and --time"),
-        (["orders", "--key", "k", "--time", "1"], 2, "give one of --key, --id and --time"),
+        (["orders", "--time", "soon"], 2, "'soon' is no time"),
+        (["orders", "--time", "9" * 5000], 2, "is no time"),
+        (["orders"], 2, "Give exactly one of --key, --id and --time"),
+        (["orders", "--key", "k", "--time", "1"], 2, "Give exactly one of --key, --id and --time"),
         (["orders", "--time", "1", "--queue", "7"], 1, "has queues 0 to 1, not 7"),
     ],
 )

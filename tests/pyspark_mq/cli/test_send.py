@@ -136,12 +136,16 @@ GOOD = '{"body": "x"}'
 @pytest.mark.parametrize(
     ("arguments", "line", "words"),
     [
-        (["--json"], "hello", "line 2: no JSON: Expecting value"),
-        (["--json"], "[1]", "line 2: a JSON list, not an object"),
-        (["--json"], '{"tags": "a"}', "line 2: one of 'body' and 'bodyBase64' is needed"),
-        (["--json"], '{"body": "a", "bodyBase64": ""}', "line 2: one of 'body' and 'bodyBase64' is needed"),
+        (["--json"], "hello", "line 2: the line is no JSON: Expecting value"),
+        (["--json"], "[1]", "line 2: the line is a JSON list, not an object"),
+        (["--json"], '{"tags": "a"}', "line 2: give exactly one of the fields 'body' and 'bodyBase64'"),
+        (
+            ["--json"],
+            '{"body": "a", "bodyBase64": ""}',
+            "line 2: give exactly one of the fields 'body' and 'bodyBase64'",
+        ),
         (["--json"], '{"bodyBase64": "?"}', "line 2: 'bodyBase64' is no base64"),
-        (["--json"], '{"body": 17}', "line 2: 'body' is 17, not a text; write bytes as bodyBase64"),
+        (["--json"], '{"body": 17}', "line 2: 'body' is 17, not a text; give bytes in 'bodyBase64'"),
         (["--json"], '{"body": "a", "tag": "b"}', "line 2: unknown field 'tag'; did you mean 'tags'?"),
         (["--json"], '{"body": "a", "customer": 7}', "unknown field 'customer'; put it into 'properties'"),
         (["--json"], '{"body": "a", "properties": {"n": 7}}', "properties: 'n' is 7, not a text"),
@@ -151,22 +155,26 @@ GOOD = '{"body": "x"}'
         (
             ["--json"],
             '{"body": "a", "tags": "\\ud800"}',
-            "line 2: tags has '\\ud800', which is no text: UTF-8 has no such",
+            "line 2: tags has '\\ud800', which UTF-8 cannot encode",
         ),
-        (["--json"], '{"body": "\\ud800"}', "line 2: body has '\\ud800', which is no text"),
+        (["--json"], '{"body": "\\ud800"}', "line 2: body has '\\ud800', which UTF-8 cannot encode"),
         (
             ["--json"],
             '{"body": "a", "properties": {"\\ud800": "b"}}',
-            "line 2: properties has '\\ud800', which is no text",
+            "line 2: properties has '\\ud800', which UTF-8 cannot encode",
         ),
         (
             ["--json"],
             '{"body": "a", "flag": 123456789012345678901}',
             "line 2: 'flag' is 123456789012345678901, not a whole",
         ),
-        (["--tag-field", "id"], '{"id": "\\udfff"}', "line 2: field 'id' has '\\udfff', which is no text"),
-        (["--key-field", "id"], '{"id": "a b"}', "line 2: field 'id' is 'a b': no blanks in a key"),
-        (["--tag-field", "id"], '{"id": {}}', "line 2: field 'id' is {}; a tag or a key is a text or a number"),
+        (["--tag-field", "id"], '{"id": "\\udfff"}', "line 2: field 'id' has '\\udfff', which UTF-8 cannot encode"),
+        (["--key-field", "id"], '{"id": "a b"}', "line 2: field 'id' is 'a b', and a key must not contain spaces"),
+        (
+            ["--tag-field", "id"],
+            '{"id": {}}',
+            "line 2: field 'id' is {}, and a tag or a key must be a text or a number",
+        ),
     ],
 )
 def test_wrong_line_is_named_and_earlier_lines_are_sent(

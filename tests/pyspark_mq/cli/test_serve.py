@@ -131,5 +131,5 @@ def test_unsigned_request_is_refused_if_accounts_are_set(tmp_path: Path) -> None
 def test_wrong_certificate_is_refused(tmp_path: Path) -> None:
     cert = tmp_path / "cert.pem"
     cert.write_text("nothing")
-    assert "no certificate" in run("serve", tmp_path / "mq", "--tls-cert", cert).stderr
-    assert "goes with --tls-cert" in run("serve", tmp_path / "mq", "--tls-key", cert).stderr
+    assert "not a certificate" in run("serve", tmp_path / "mq", "--tls-cert", cert).stderr
+    assert "needs --tls-cert" in run("serve", tmp_path / "mq", "--tls-key", cert).stderr

@@ -151,7 +151,7 @@ def test_prometheus_excludes_other_options(path: Path) -> None:
     for other in ("--json", "--watch=1"):
         done = run("stats", path, "--prometheus", 0, other)
         assert done.returncode == 2
-        assert "--prometheus goes alone" in done.stderr
+        assert "--prometheus does not work with" in done.stderr
 
 
 def test_used_port_is_an_error(path: Path) -> None:

@@ -38,7 +38,7 @@ def test_tail_filters_by_a_condition_and_locates_mistakes(path: Path) -> None:
     where = ("tail", path, "orders", "--until-end", "--sql")
     assert succeed(*where, "TAGS = 'paid' AND KEYS IS NULL").split() == ["one", "three"]
     assert "character 6: '!' begins nothing of SQL92; write <> for 'not equal'" in run(*where, "TAGS != 'paid'").stderr
-    assert "give one of them" in run(*where, "TAGS = 'paid'", "--tags", "paid").stderr
+    assert "Give one of them" in run(*where, "TAGS = 'paid'", "--tags", "paid").stderr
 
 
 def test_tail_follows_until_ctrl_c_and_counts_messages(path: Path) -> None:
@@ -144,7 +144,7 @@ def test_tail_prints_a_range_of_times(numbered: tuple[Path, list[int]]) -> None:
             ["--from", "yesterday"],
             "'yesterday' is not a place in a topic. Give earliest, latest, an offset (17), an age",
         ),
-        (["--to", "5", "--follow"], "--to ends, --follow does not"),
+        (["--to", "5", "--follow"], "--to and --follow exclude each other"),
         (["--form", "1"], "--form"),
     ],
 )
@@ -207,4 +207,4 @@ def test_corrupt_body_is_an_error_on_request(unreadable: Path) -> None:
 def test_send_refuses_a_line_without_a_body(unreadable: Path) -> None:
     lines = succeed("tail", unreadable, "orders", "--until-end", "--json").encode()
     done = run("send", unreadable, "orders", "--json", stdin=lines)
-    assert "line 2: one of 'body' and 'bodyBase64' is needed; 1 sent to orders" in done.stderr
+    assert "line 2: give exactly one of the fields 'body' and 'bodyBase64'; 1 sent to orders" in done.stderr

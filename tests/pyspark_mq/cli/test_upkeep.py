@@ -38,7 +38,9 @@ def test_clean_deletes_old_segments(tmp_path: Path) -> None:
         store.put(Message("orders", b"later", delay_level=18))
         store.put_many([Message("orders", bytes(1000)) for _ in range(9)])
     done = succeed("clean", path, "--force")
-    assert done.endswith("\n3 segments more stay, for messages in them are to be archived or delivered still\n")
+    assert done.endswith(
+        "\n3 more segments stay, because they have messages that are not archived or not delivered yet\n"
+    )
 
 
 def test_verify_finds_and_repairs(path: Path) -> None:

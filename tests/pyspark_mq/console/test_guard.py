@@ -17,8 +17,8 @@ def offset(shop: Path) -> int | None:
 def test_pages_need_the_token(visit: Visit, shop: Path) -> None:
     visitor = visit(DirectoryAddress(str(shop)))
     for path in ("/", "/topic?topic=orders", "/live?part=topics", "/chart?topic=orders", "/nowhere"):
-        assert "needs the token" in visitor.page(path, 403)
-    assert "needs the token" in visitor.page("/?token=wrong", 403)
+        assert "Open the whole address" in visitor.page(path, 403)
+    assert "Open the whole address" in visitor.page("/?token=wrong", 403)
     assert "orders" not in visitor.page("/", 403)
     visitor.page("/static/console.css")
     assert "orders" in visitor.enter().page("/")

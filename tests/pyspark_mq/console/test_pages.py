@@ -104,9 +104,9 @@ def test_message_is_found_by_its_id(visitor: Visitor) -> None:
     [
         ("sql=region+%3D", "SQL"),
         ("place=soon", "is not a place in a topic. Give earliest, latest"),
-        ("count=0", "give a number from 1 to 500"),
-        ("count=x", "give a number from 1 to 500"),
-        ("tags=A&sql=TRUE", "give one of them"),
+        ("count=0", "Give a number from 1 to 500"),
+        ("count=x", "Give a number from 1 to 500"),
+        ("tags=A&sql=TRUE", "Give one of them"),
     ],
 )
 def test_wrong_search_is_reported_beside_the_form(visitor: Visitor, query: str, words: str) -> None:
@@ -253,7 +253,9 @@ def test_dead_letter_is_sent_again(visitor: Visitor, shop: Path) -> None:
         until(lambda: store.topics().get("%RETRY%billing") and store.max_offset("%RETRY%billing", 0) == 1)
         (again,) = store.get_message("", "%RETRY%billing", 0, 0, 1).messages
     assert (again.body, again.properties["RETRY_TOPIC"], again.reconsume_times) == (message.body, "orders", 1)
-    assert "no dead letters of a group" in visitor.send("/dead/again", 400, topic="orders", queue="0", offset="0")
+    assert "is not the dead-letter topic of a group" in visitor.send(
+        "/dead/again", 400, topic="orders", queue="0", offset="0"
+    )
 
 
 def test_delayed_messages_wait_with_their_times(visitor: Visitor, shop: Path) -> None:

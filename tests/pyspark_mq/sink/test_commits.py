@@ -102,7 +102,9 @@ def test_records_are_found_in_a_topic_with_more_queues(store: MessageStore) -> N
 def test_an_old_checkpoint_is_refused(store: MessageStore, until: str) -> None:
     write(store, 0)
     write(store, 1, until=until)
-    with pytest.raises(CommitError, match=r"batch 1 of this query was written, and now comes batch 0: the checkpoint"):
+    with pytest.raises(
+        CommitError, match=r"batch 1 of this query was written, but Spark now runs batch 0\. The checkpoint"
+    ):
         has(store, 0)
 
 
@@ -125,7 +127,7 @@ def test_unfinished_batch_after_retention_is_an_error(store: MessageStore) -> No
     write(store, 7, until="append")
     delete_old(store)
     assert not has(store, 8)
-    with pytest.raises(CommitError, match=r"mark\.json: batch 7 was begun, and the messages of then are deleted") as it:
+    with pytest.raises(CommitError, match=r"mark\.json: batch 7 was begun, and retention deleted the messages") as it:
         has(store, 7)
     mark = Path(str(it.value).partition(": ")[0])
     mark.write_text(json.dumps({**json.loads(mark.read_text()), "written": True}))
@@ -162,7 +164,9 @@ def test_mark_is_newer_than_the_log_after_a_machine_crash(store: MessageStore, t
 @pytest.mark.parametrize("until", ["append", "end"])
 def test_batch_planned_again_is_refused(store: MessageStore, until: str) -> None:
     write(store, 7, until=until)
-    with pytest.raises(CommitError, match=r"batch 7 .* with 1 rows for orders, and now comes with 31 rows for orders"):
+    with pytest.raises(
+        CommitError, match=r"batch 7 .* with 1 rows for orders, and Spark now runs it with 31 rows for orders"
+    ):
         has(store, 7, rows=31)
     assert has(store, 7)
     mark = Path(store.path, "commits", QUERY, "mark.json")
@@ -172,7 +176,7 @@ def test_batch_planned_again_is_refused(store: MessageStore, until: str) -> None
 
 def test_second_write_of_a_batch_by_one_name_is_refused(store: MessageStore) -> None:
     write(store, 7)
-    with pytest.raises(CommitError, match=r"batch 7 was written before in this run .* have the same producerGroup"):
+    with pytest.raises(CommitError, match=r"batch 7 was already written in this run .* have the same producerGroup"):
         has(store, 7, run="first run")
     assert not has(store, 8, run="first run")
 
@@ -186,7 +190,7 @@ def test_batches_of_equal_plans_are_equal(store: MessageStore) -> None:
         append.add(COMMITS_TOPIC, commits.record(Batch(7, rows)))
         append.publish()
         assert commits.has(Batch(7, {"orders": 2}, plan="one"))
-        with pytest.raises(CommitError, match="batch 7 of this query was written, and now comes planned again"):
+        with pytest.raises(CommitError, match="batch 7 of this query was written, and Spark planned it again"):
             commits.has(Batch(7, rows, plan="another"))
         assert commits.has(Batch(7, rows))
 
@@ -202,9 +206,14 @@ def test_log_older_than_the_mark(store: MessageStore) -> None:
         copied.parent.mkdir(parents=True)
         shutil.copy(mark, copied)
         for _ in range(2):
-            with pytest.raises(CommitError, match=r"batch 7 was written, and the log has nothing of it: it is older"):
+            with pytest.raises(
+                CommitError, match=r"batch 7 was written, but the log has no record of it\. The log is older"
+            ):
                 has(older, 7)
-            with pytest.raises(CommitError, match=r"batch 7 was written, now comes batch 8, and the log has nothing"):
+            with pytest.raises(
+                CommitError,
+                match=r"batch 7 was written and Spark now runs batch 8, but of batch 7 the log has no record",
+            ):
                 has(older, 8)
             for batch in range(3):
                 write(older, batch, query="other")
@@ -237,11 +246,13 @@ def test_stream_refuses_a_store_older_than_its_checkpoint(
         assert has(it, 7) is (until != "begin")
         assert not has(it, last + 1)
         for batch in (last + 2, last + 20):
-            with pytest.raises(CommitError, match=rf"batch 7 was {verb} last.* batches above {last}; or delete"):
+            with pytest.raises(
+                CommitError, match=rf"batch 7 was the last one {verb} here.* batches above {last} .*; or delete"
+            ):
                 has(it, batch)
         Path(it.path, "commits", QUERY, "mark.json").unlink()
         assert not has(it, 27)
-        assert "now comes batch 27, and nothing tells whether" in caplog.text
+        assert "Spark runs batch 27. Whether" in caplog.text
 
 
 @UNTIL
@@ -255,7 +266,7 @@ def test_mark_older_than_the_log_is_no_loss(store: MessageStore, until: str) -> 
     mark.write_bytes(before)
     assert has(store, 8) is (until != "begin")
     if until == "begin":
-        with pytest.raises(CommitError, match="batch 6 was written last, now comes batch 9"):
+        with pytest.raises(CommitError, match="batch 6 was the last one written here and Spark now runs batch 9"):
             has(store, 9)
     else:
         assert not has(store, 9)
@@ -276,10 +287,10 @@ def test_empty_batch_repeated_with_rows_is_written(store: MessageStore) -> None:
         commits.end(Batch(7, {}, "first run", consecutive=True))
     assert not has(store, 7)
     assert not has(store, 8)
-    with pytest.raises(CommitError, match="batch 7 was written last, now comes batch 9"):
+    with pytest.raises(CommitError, match="batch 7 was the last one written here and Spark now runs batch 9"):
         has(store, 9)
     write(store, 7, consecutive=True)
-    with pytest.raises(CommitError, match=r"batch 7 .* with 1 rows for orders, and now comes with no rows"):
+    with pytest.raises(CommitError, match=r"batch 7 .* with 1 rows for orders, and Spark now runs it with no rows"):
         has(store, 7, rows=0)
 
 
@@ -312,7 +323,7 @@ def test_damaged_mark_is_named(store: MessageStore, content: bytes) -> None:
     write(store, 0)
     mark = Path(store.path, "commits", QUERY, "mark.json")
     mark.write_bytes(content)
-    with pytest.raises(CommitError, match=r"mark\.json: not a note of which batch was written last .*restore it"):
+    with pytest.raises(CommitError, match=r"mark\.json: this file does not record the last written batch .*Restore it"):
         has(store, 0)
 
 
@@ -327,8 +338,8 @@ def test_one_process_commits_at_a_time(store: MessageStore, capfd: pytest.Captur
         assert not ours.poll(0.3)
     assert ours.poll(PATIENCE)
     assert ours.recv() == "has"
-    assert "another process commits for this query; waiting" in capfd.readouterr().err
-    process.kill()
+    assert "another process is committing a batch of this query. Waiting" in capfd.readouterr().err
+    process.kill()  # in the middle of it
     process.join()
     with commits_of(store).file.locked():
         pass

@@ -28,7 +28,7 @@ def test_shortened_file_is_an_error(tmp_path: Path) -> None:
     end_of_stream = 8
     folder = Path(options.staging_path)
     os.truncate(folder / short[0], os.path.getsize(folder / one[0]) - end_of_stream)
-    with pytest.raises(StagingError, match="tasks kept 8 rows there, and 6 are left; nothing was appended"):
+    with pytest.raises(StagingError, match=r"tasks wrote 8 rows there, but the driver reads 6\. Nothing was appended"):
         AllOrNothing(options).commit([TaskRows(rows, file) for file, rows in (whole, short)])
     with MessageStore.open(tmp_path) as store:
         assert store.max_offset("orders", 0) == 0
@@ -69,7 +69,7 @@ def test_stream_records_empty_batches_to_detect_missing_ones(store: MessageStore
     commit(store, staged(store, 2, run="2"))
     commit(store, staged(store, 3, "b"))
     for bodies in (["c"], []):
-        with pytest.raises(CommitError, match="batch 3 was written last, now comes batch 5"):
+        with pytest.raises(CommitError, match="batch 3 was the last one written here and Spark now runs batch 5"):
             commit(store, staged(store, 5, *bodies))
     assert store.max_offset("orders", 0) == store.max_offset(COMMITS_TOPIC, 0) == 2
 
@@ -98,7 +98,7 @@ def test_second_write_of_one_name_fails_in_a_repeated_batch(store: MessageStore)
     """The earlier run was killed between the two writes: the second write's rows were never stored."""
     commit(store, staged(store, 7, "a", run="1"), producerGroup="copier")
     commit(store, staged(store, 7, "a", run="2"), producerGroup="copier")
-    with pytest.raises(CommitError, match=r"batch 7 was written before in this run .* have the same producerGroup"):
+    with pytest.raises(CommitError, match=r"batch 7 was already written in this run .* have the same producerGroup"):
         commit(store, staged(store, 7, "b", run="2"), producerGroup="copier")
     assert store.max_offset("orders", 0) == 1
 
@@ -138,6 +138,6 @@ def test_batch_planned_again_is_detected_by_its_checkpoint(
     for run, bodies in (("1", ["a"]), ("2", ["b", "c"])):
         commit(store, staged(store, 7, *bodies, run=run), **options)
     plan.write_text("another")
-    with pytest.raises(CommitError, match="batch 7 of this query was written, and now comes planned again"):
+    with pytest.raises(CommitError, match="batch 7 of this query was written, and Spark planned it again"):
         commit(store, staged(store, 7, "d", run="3"), **options)
     assert store.max_offset("orders", 0) == 1

@@ -55,23 +55,29 @@ def test_columns_are_accepted(columns: StructType, topic: str | None) -> None:
         (schema(id=INTEGER, name=TEXT), "no column 'id': there are topic, body, tags"),
         (
             schema(tags=TEXT),
-            'no column body: name the text or bytes to send so, e.g. select(col("tags").alias("body"))',
+            'column body is missing. Name the text or bytes to send body, e.g. select(col("tags").alias("body"))',
         ),
         (schema(tags=TEXT, flag=INTEGER), 'select(expr("to_json(struct(*)) AS body"))'),
-        (schema(value=TEXT), "value is Kafka's name; here it is body: withColumnRenamed('value', 'body')"),
+        (
+            schema(value=TEXT),
+            "value is named as in the Kafka sink. Here it is body: withColumnRenamed('value', 'body')",
+        ),
         (schema(body=TEXT, key=TEXT), "withColumnRenamed('key', 'keys')"),
         (schema(body=TEXT, partition=INTEGER), "withColumnRenamed('partition', 'queueId')"),
         (schema(body=TEXT, timestamp=TimestampType()), "withColumnRenamed('timestamp', 'bornTimestamp')"),
-        (schema(body=TEXT, headers=TEXT), "here it is properties, a map<string,string>"),
+        (schema(body=TEXT, headers=TEXT), "Here it is properties, a map<string,string>"),
         (schema(body=TEXT, tag=TEXT), "no column 'tag': did you mean tags?"),
-        (schema(body=TEXT, deliverAt=INTEGER), "deliverAt is written from timestamp, or bigint ms since 1970"),
-        (schema(body=TEXT, queueOffset=LongType()), "the store gives each message its own: drop('queueOffset')"),
-        (schema(body=schema(a=INTEGER)), "string or binary, this one is struct<a:int>; cast it, or make a text of it"),
-        (schema(body=TEXT, keys=ArrayType(INTEGER)), "separated by blanks, or array<string>, this one is array<int>"),
-        (schema(body=TEXT, queueId=DoubleType()), "queueId is written from int, this one is double; cast it"),
-        (schema(body=TEXT, bornTimestamp=DateType()), "timestamp, or bigint ms since 1970, this one is date"),
-        (schema(body=TEXT, properties=MapType(TEXT, INTEGER)), "map<string,string>, this one is map<string,int>"),
-        (StructType([StructField("body", TEXT)] * 2), "Columns that stand twice: body"),
+        (schema(body=TEXT, deliverAt=INTEGER), "and must be timestamp, or bigint (ms since 1970)"),
+        (schema(body=TEXT, queueOffset=LongType()), "because the store sets it. Remove it: drop('queueOffset')"),
+        (schema(body=schema(a=INTEGER)), "struct<a:int>, and must be string or binary. Cast it or convert it"),
+        (
+            schema(body=TEXT, keys=ArrayType(INTEGER)),
+            "array<int>, and must be string (keys separated by spaces) or array<string>",
+        ),
+        (schema(body=TEXT, queueId=DoubleType()), "queueId is double, and must be int. Cast it"),
+        (schema(body=TEXT, bornTimestamp=DateType()), "date, and must be timestamp, or bigint (ms since 1970)"),
+        (schema(body=TEXT, properties=MapType(TEXT, INTEGER)), "map<string,int>, and must be map<string,string>"),
+        (StructType([StructField("body", TEXT)] * 2), "Duplicate columns: body"),
     ],
 )
 def test_refused_columns_get_a_remedy(columns: StructType, message: str) -> None:
@@ -108,7 +114,7 @@ def test_row_without_topic_or_body_is_refused(name: str) -> None:
     batch = pa.record_batch({"topic": ["a"] * 3, "body": ["1"] * 3}).set_column(
         0 if name == "topic" else 1, name, pa.array(["x", None, None])
     )
-    with pytest.raises(RowError, match=f'2 of 3 rows have no {name} .*where."{name} IS NOT NULL"'):
+    with pytest.raises(RowError, match=f'2 of 3 rows have null in column {name}.*where."{name} IS NOT NULL"'):
         list(tables_by_topic(batch, None))
 
 
@@ -116,7 +122,7 @@ def test_row_without_topic_or_body_is_refused(name: str) -> None:
 def test_row_for_the_commits_topic_is_refused(others: list[str]) -> None:
     topics = [*others, COMMITS_TOPIC]
     batch = pa.record_batch({"topic": topics, "body": ['{"batch": 3}'] * len(topics)})
-    with pytest.raises(RowError, match=f"Topic {COMMITS_TOPIC} is for records of the store"):
+    with pytest.raises(RowError, match=f"Topic {COMMITS_TOPIC} is an internal topic of the store"):
         list(tables_by_topic(batch, None))
 
 

@@ -63,7 +63,9 @@ def test_record_hidden_by_a_cache_is_not_replaced(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     ledger.prepare(A)
     (tmp_path / A / "3-0.json").symlink_to("elsewhere")
-    with pytest.raises(LedgerError, match=r"3-0\.json: is there, written by another attempt .* run the task again"):
+    with pytest.raises(
+        LedgerError, match=r"3-0\.json: another attempt at this task wrote this file.* Run the task again"
+    ):
         ledger.record(TASK, record(8))
 
 
@@ -259,14 +261,14 @@ def test_error_of_a_damaged_record_has_a_remedy(tmp_path: Path, content: bytes) 
     ledger = Ledger(tmp_path)
     ledger.prepare(A)
     (tmp_path / A / "3-0.json").write_bytes(content)
-    with pytest.raises(LedgerError, match=r"3-0\.json: not a record .* restore the file"):
+    with pytest.raises(LedgerError, match=r"3-0\.json: this file does not record .* Restore it"):
         ledger.find(TASK, QUEUES)
 
 
 def test_unwritable_directory_has_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for attempt in (lambda it: it.prepare(A), lambda it: it.record(TASK, record(1))):
-        with pytest.raises(LedgerError, match="set the option ledgerPath to a directory"):
+        with pytest.raises(LedgerError, match="Set ledgerPath to a directory"):
             attempt(Ledger(tmp_path / "file"))
 
 

@@ -80,7 +80,7 @@ def altered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("altered", [HeedsNoCondition], indirect=True)
 def test_server_that_ignores_conditions_is_refused(altered: str) -> None:
-    with pytest.raises(LedgerError, match=r"s3://.*/ledger: cannot record .*a server that heeds If-None-Match"):
+    with pytest.raises(LedgerError, match=r"s3://.*/ledger: cannot record .*server ignores If-None-Match"):
         Ledger(f"{altered}/ledger").prepare(READER)
 
 
@@ -101,7 +101,7 @@ def test_refusal_without_a_named_condition_counts(altered: str) -> None:
 
 @pytest.mark.parametrize("altered", [LetsNobodyWrite], indirect=True)
 def test_missing_permission_is_an_error(altered: str) -> None:
-    with pytest.raises(LedgerError, match=r"no permission.*ledgerPath to a directory .* or to a place on S3"):
+    with pytest.raises(LedgerError, match=r"no permission.*ledgerPath to a directory .* or to an S3 URL"):
         Ledger(f"{altered}/ledger").record(TASK, TaskRecord({QUEUE: 1}))
 
 

@@ -153,9 +153,9 @@ def test_body_column_must_be_nullable_if_large_ones_are_null() -> None:
         ([], "names no column"),
         ([("queueid", IntegerType(), True)], "no column 'queueid': did you mean queueId?"),
         ([("amount", IntegerType(), True)], "no column 'amount': available are topic"),
-        ([("queueId", LongType(), True)], "Column queueId is int, the schema says bigint"),
+        ([("queueId", LongType(), True)], "Column queueId is int, but the schema says bigint"),
         ([("tags", StringType(), False)], "Column tags may be null"),
-        ([("tags", StringType(), True), ("tags", StringType(), True)], "a column twice: tags"),
+        ([("tags", StringType(), True), ("tags", StringType(), True)], "columns twice: tags"),
     ],
 )
 def test_wrong_schemas_are_refused(fields: list[tuple[str, object, bool]], message: str) -> None:

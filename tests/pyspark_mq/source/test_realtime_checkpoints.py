@@ -54,11 +54,11 @@ def test_error_of_a_deleted_ledger_has_a_remedy(filled: Filled) -> None:
     run(it, it.partitions(start, end))
     ledger, how = Path(filled.path) / "ledger", r'use a new checkpoint and startingOffsets {"orders": {"0": 0, "1": 0}}'
     (ledger / end["$reader"] / "0-0.json").unlink()
-    with pytest.raises(LedgerError, match=f"ledger: no record of task 0 of real-time batch 0, .*{how}"):
+    with pytest.raises(LedgerError, match=rf"ledger: no record of task 0 of the committed real-time batch 0\. .*{how}"):
         latest(reader(filled), end)
     shutil.rmtree(ledger)
     for real_time in (True, False):
-        with pytest.raises(LedgerError, match=f"ledger: nothing here is of this query, so there is no record.*{how}"):
+        with pytest.raises(LedgerError, match=f"ledger: nothing of this query is here, so there is no record.*{how}"):
             latest(reader(filled, real_time=real_time), end)
 
 

@@ -202,5 +202,5 @@ def test_tasks_that_wait_for_a_slot_are_reported_once(filled: Filled, caplog: py
         latest(it, end)
         latest(it, end)
     (record,) = caplog.records
-    assert "1 of 2 real-time tasks could start only when the others had ended" in record.getMessage()
+    assert "1 of 2 real-time tasks started only after other tasks had ended" in record.getMessage()
     assert "Set realTimePartitions to 1" in record.getMessage()
