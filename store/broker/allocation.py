@@ -15,9 +15,9 @@ from store.model.log_protocol import Queue
 
 
 def allocate(queues: Iterable[Queue], members: Sequence[str], member: str) -> list[Queue]:
-    """Return the queues of `member`, sorted: adjacent ones of each topic. The first members may have one more.
+    """Return the queues of `member`, sorted: adjacent queues of each topic. The first members may have one queue more.
 
-    members: ids, sorted. Any other member gets none.
+    members: ids, sorted. The result is empty if `member` is not one of them.
     """
     if member not in members:
         return []
@@ -45,10 +45,12 @@ def held(claims: Claims, now: float) -> set[Queue]:
 
 
 def claim(wanted: Iterable[Queue], own: Claims, others: Set[Queue], now: float) -> dict[Queue, float]:
-    """Return a member's claims after a request for `wanted`: granted queues have the time `now`.
+    """Return a member's claims after a request for `wanted`. Granted queues get the time `now`.
 
-    own: its claims before. others: queues of other members. The first request after a claim expired is refused: another
-    member may have had the queue since, so the reader has to notice and ask again.
+    own: the member's claims before. others: queues claimed by other members.
+
+    The first request after a claim expired is refused. Another member may have had the queue in between, so the reader
+    has to notice and ask again.
     """
     kept = {queue: own[queue] for queue in held(own, now) - others}
     lost = own.keys() - kept.keys()

@@ -1,4 +1,4 @@
-"""`MemberEntry`: a member of a consumer group in its file, and whether it fits the others."""
+"""`MemberEntry`: a member of a consumer group, as in its file, and the check that it fits the other members."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ _ONE_WAY = "All members of a group do the same; end the others first, or join a 
 
 @dataclass(frozen=True)
 class MemberEntry:
-    """A member. id: host@instance.
+    """A member of a consumer group.
 
-    heard, claims: `time.monotonic()`, which all processes of a host share: of the last heart-beat, and of the last
-    request for each queue. asks: the queues requested from other members. slots: its queues, as ordered in its offsets'
-    file. resets: the number that it has seen. boot: the kernel's boot id.
+    id: host@instance. resets: the number of the group's resets that the member has seen. heard: time of the last
+    heartbeat, as `time.monotonic()`, which all processes of a host share. boot: the kernel's boot id. claims: maps each
+    queue to the time of the member's last request for it. asks: the queues that it requests from other members. slots:
+    its queues, in their order in the file of its offsets.
     """
 
     id: str
@@ -63,7 +64,7 @@ class MemberEntry:
 
     @staticmethod
     def of_json(text: bytes) -> MemberEntry:
-        """Raises `ValueError` if `to_json` did not write the text."""
+        """Parse what `to_json` wrote. Raises `ValueError` for any other text."""
         found = decode(text, _Written)
         claims = {Queue(topic, queue_id): asked for topic, queue_id, asked in found.claims}
         asks, slots = (tuple(starmap(Queue, each)) for each in (found.asks, found.slots))
@@ -89,7 +90,7 @@ def _pairs(queues: Iterable[Queue]) -> list[tuple[str, int]]:
 
 
 def client_id(instance: str | None = None) -> str:
-    """Return RocketMQ's client id of a member of this process. Raises `InvalidArgument`."""
+    """Return a client id as in RocketMQ, for a member in this process: host@instance. Raises `InvalidArgument`."""
     if instance is None:
         instance = f"{os.getpid()}#{time.monotonic_ns()}"
     if not re.fullmatch(_INSTANCE, instance):
@@ -98,7 +99,9 @@ def client_id(instance: str | None = None) -> str:
 
 
 def check_fit(group: str, entry: MemberEntry, other: MemberEntry, processes: str) -> None:
-    """Raise `GroupConflict` if two members cannot be in one group. processes: the other's."""
+    """Raise `GroupConflict` if two members cannot be in one group. processes: names the other member's, for the
+    error.
+    """
     if entry.instance == other.instance:  # for example, of containers with the same host name
         found = "has this name already: give each member an instance of its own"
     elif entry.model is not other.model:
@@ -132,7 +135,7 @@ def _meaning(subscriptions: Subscriptions) -> dict[str, object]:
 
 
 def _wanted(subscription: Subscription) -> Iterator[str]:
-    """An expression may name tags in any order."""
+    """Yield the parts of a subscription to compare, because an expression may list its tags in any order."""
     if subscription.expression_type != "TAG":
         yield from subscription
     elif subscription.expression.strip() in ("", EVERYTHING):

@@ -39,7 +39,7 @@ class GroupOffsets:
     """The offsets of one member's queues. Thread-safe."""
 
     def __init__(self, files: ConsumerOffsets, group: str, note: Callable[[Queue, int], None]) -> None:
-        """note: called with every committed offset; 0 for a forgotten queue."""
+        """note: called with every committed offset, and with 0 for a forgotten queue."""
         self._files = files
         self._group = group
         self._note = note
@@ -48,7 +48,9 @@ class GroupOffsets:
         self._persisted: Positions = {}
 
     def committed(self, queues: Iterable[Queue]) -> Positions:
-        """Return offsets as committed here, or else from the files, if any."""
+        """Return the offsets of queues: as committed here, otherwise as in the files. Queues without one are
+        left out.
+        """
         queues = list(queues)
         with self._threads:
             done = dict(self._done)
@@ -57,7 +59,7 @@ class GroupOffsets:
         return {queue: found[queue] for queue in queues if queue in found}
 
     def commit(self, positions: Positions) -> None:
-        """Smaller offsets than before do not count."""
+        """Commit offsets, except those that are lower than before."""
         with self._threads:
             for queue, offset in positions.items():
                 if offset > self._done.get(queue, -1):
@@ -65,7 +67,7 @@ class GroupOffsets:
                     self._done[queue] = offset
 
     def put(self, positions: Positions) -> None:
-        """Smaller offsets count, too, after a reset."""
+        """Set offsets after a reset, even if they are lower than before."""
         with self._threads:
             for queue, offset in positions.items():
                 self._note(queue, offset)
@@ -79,7 +81,7 @@ class GroupOffsets:
     def persist(self, queues: Set[Queue], before: Callable[[], None]) -> None:
         """Write the commits in these queues that are ahead of the files.
 
-        before: called after the commits were collected, before a file changes.
+        before: called before a file changes, when the commits are already collected.
         """
         with self._threads:
             news = {queue: offset for queue, offset in self._done.items() if self._persisted.get(queue) != offset}
@@ -106,7 +108,7 @@ class GroupOffsets:
 
 
 def advance(files: ConsumerOffsets, group: str, positions: Positions) -> None:
-    """Set the offsets that are ahead of a group's files."""
+    """Raise a group's offsets in its files. Offsets that are not ahead of the files are ignored."""
     there = files.positions(group, {queue.topic for queue in positions})
     larger = {queue: offset for queue, offset in positions.items() if offset > there.get(queue, -1)}
     if larger:
@@ -119,7 +121,7 @@ class _ResetsFile(msgspec.Struct):
 
 
 class Reset(NamedTuple):
-    """number: counted in the group. offset: where to continue. whose: an instance, or ALL."""
+    """A reset of a queue. number: counts the group's resets. offset: where to continue. whose: an instance, or ALL."""
 
     number: int
     offset: int
@@ -127,13 +129,13 @@ class Reset(NamedTuple):
 
 
 class Resets:
-    """The record of a group's resets, for its present members."""
+    """The record of a group's resets, from which its members learn of them."""
 
     def __init__(self, root: Path, group: str) -> None:
         self._path = root / CONSUMERS_DIR / group / "resets.json"
 
     def read(self) -> tuple[int, Mapping[tuple[Queue, str], Reset]]:
-        """Return their count, and the last one of each queue and instance. Raises `CorruptStore`."""
+        """Return the number of resets, and the last reset of each queue and instance. Raises `CorruptStore`."""
         try:
             text = read_file(self._path, MAX_BYTES)
         except FileNotFoundError:
@@ -148,7 +150,7 @@ class Resets:
         }
 
     def since(self, count: int, instance: str) -> tuple[int, Positions]:
-        """Return their count, and the offsets set for an instance after the first `count`."""
+        """Return the number of resets, and the offsets that the resets after the first `count` set for an instance."""
         now, resets = self.read()
         return now, {
             queue: reset.offset
@@ -157,8 +159,10 @@ class Resets:
         }
 
     def add(self, positions: Positions, whose: str = ALL, by_all: int = 0, by_any: int = 0) -> None:
-        """by_all: resets that all members have seen, which are dropped. by_any: the most that a member has seen,
-        because the file may be lost or older.
+        """Record a reset.
+
+        by_all: the number of resets that all members have seen; these are dropped. by_any: the highest number that a
+        member has seen, because the file may be lost or older.
         """
         count, resets = self.read()
         count = max(count, by_any)
@@ -169,7 +173,7 @@ class Resets:
         write_file(self._path, encode(_ResetsFile(count + 1, queues)))
 
     def forget(self) -> None:
-        """Call it if the group has no members."""
+        """Delete the record. Call it if the group has no members."""
         with system_errors(self._path):
             self._path.unlink(missing_ok=True)
 
@@ -183,9 +187,10 @@ def first_offsets(
 ) -> Positions:
     """Return initial offsets, for `Member.begin`, of a topic's queues in which a group has none.
 
-    If the group has an offset in the topic, its other queues were added since, and begin at their first message. So
-    does its retry topic. Otherwise `where` decides. timestamp: ms since 1970. RocketMQ's consumer applies `where` to
-    added queues, too, and skips messages put before it noticed the queue.
+    If the group has an offset in any queue of the topic, the other queues were added later, and begin at their first
+    message. A retry topic always begins at its first message. Otherwise `where` decides. timestamp: ms since 1970.
+
+    RocketMQ's consumer applies `where` to added queues, too, and so skips messages put before it noticed the queue.
     """
     queues = log.topics().get(topic, ())
     known = committed(queues)
@@ -216,15 +221,16 @@ class GroupFiles:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock all groups of this store, and remove dead members. Raises `StoreBusy`, and `StoreLocked` while a
-        RocketMQ broker runs.
+        """Lock all groups of this store, and remove dead members.
+
+        Raises `StoreBusy`, and `StoreLocked` while a RocketMQ broker runs.
         """
         with among_groups(self.root, self._timeout):
             self.roster.remove_dead(self._inherit)
             yield
 
     def enter(self, entry: MemberEntry) -> MemberFiles:
-        """Become a member; create a new group. Raises `GroupConflict`."""
+        """Add a member, and create its group if it is new. Raises `GroupConflict`."""
         self.offsets.settings.create(self.name)
         return self.roster.enter(entry)
 
@@ -233,7 +239,7 @@ class GroupFiles:
         self._reset([self.offsets, *ConsumerOffsets.of_instances(self.root, self.name)], positions, ALL)
 
     def reset_by(self, entry: MemberEntry, positions: Positions) -> None:
-        """Reset the offsets of a member: its own if it is broadcasting, else the group's."""
+        """Reset offsets in the name of a member: its own offsets if it is broadcasting, otherwise the group's."""
         if entry.model is MessageModel.CLUSTERING:
             self.reset(positions)
         else:
@@ -247,7 +253,7 @@ class GroupFiles:
         self._leave_note(positions, whose)
 
     def _leave_note(self, positions: Positions, whose: str) -> None:
-        """Notify present members, even if the file of resets was lost or is older."""
+        """Record a reset for the present members, even if the file of resets was lost or is older."""
         if members := self.roster.present():
             known = [entry.resets for entry in members]
             self.resets.add(positions, whose, min(known), max(known))
@@ -255,7 +261,7 @@ class GroupFiles:
             self.resets.forget()
 
     def offsets_of(self, entry: MemberEntry) -> ConsumerOffsets:
-        """A broadcasting member has its own file."""
+        """Return the files with a member's offsets. A broadcasting member has its own."""
         if entry.model is MessageModel.CLUSTERING:
             return self.offsets
         return ConsumerOffsets.of_instance(self.root, self.name, entry.instance)
@@ -265,7 +271,7 @@ class GroupFiles:
         return {queue for queue in queues if queue.queue_id < counts.get(queue.topic, 0)}
 
     def _inherit(self, entry: MemberEntry, done: Positions) -> None:
-        """Take over a dead member's offsets, except in queues that were reset since."""
+        """Take over a dead member's offsets, except in queues that were reset after its last commit."""
         _, reset = self.resets.since(entry.resets, entry.instance)
         counts = self.existing(done.keys() - reset.keys())
         if not counts:

@@ -1,7 +1,7 @@
 """`HalfMessages`: the open half messages of a store.
 
-An op message names the half messages that it ends by their queue offsets. Messages before the offsets that a broker
-commits in both queues are ended.
+A half message is ended by an op message, which has its queue offset. A broker commits an offset in both queues; all
+messages before it are ended, too.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ _OFFSET = re.compile(rb"[0-9]{1,18}")
 
 
 def op_body(offsets: Iterable[int]) -> str:
-    """As RocketMQ's TransactionalMessageBridge writes it."""
+    """Return an op message's body, as RocketMQ's TransactionalMessageBridge writes it."""
     return "".join(f"{offset}{OP_SEPARATOR}" for offset in offsets)
 
 
 def offsets_ended(body: bytes) -> list[int]:
-    """Skip any other text, because clients can send op messages."""
+    """Return the queue offsets in an op message's body. Any other text is skipped, because clients can send op
+    messages.
+    """
     return [int(each) for each in body.split(OP_SEPARATOR.encode()) if _OFFSET.fullmatch(each)]
 
 
@@ -57,7 +59,7 @@ class HalfMessages:
     """Not thread-safe."""
 
     def __init__(self, store: MessageStore) -> None:
-        """Create the topics. Raises `ReadOnlyStore`."""
+        """Create the topics if they are missing. Raises `ReadOnlyStore`."""
         self._store = store
         for topic in (HALF_TOPIC, OP_TOPIC):
             created(store, topic)
@@ -81,7 +83,7 @@ class HalfMessages:
         return self._begin <= offset and offset not in self._ended
 
     def open(self) -> Iterator[tuple[Half, StoredMessage]]:
-        """Yield open half messages, as they would be committed. Log and skip unreadable ones."""
+        """Yield open half messages, as they would be committed. Unreadable ones are logged and skipped."""
         for offset, found in self._open_half_messages():
             message = found if isinstance(found, StoreError) else _verified(found)
             if not isinstance(message, StoreError):
@@ -144,7 +146,7 @@ class HalfMessages:
 
 
 def _verified(message: StoredMessage) -> StoredMessage | StoreError:
-    """Return an error if the properties are damaged, because most have no checksum."""
+    """Return the message, or an error if its properties are damaged: most messages have no checksum."""
     said = message.properties
     if PROPERTY_PRODUCER_GROUP in said and said.get(PROPERTY_TRANSACTION_ID, message.msg_id) == message.msg_id:
         return message
@@ -155,7 +157,7 @@ def _verified(message: StoredMessage) -> StoredMessage | StoreError:
 
 
 def number_in(message: StoredMessage, name: str) -> int:
-    """0 without a valid number."""
+    """Return the number in a property, 0 if there is no valid one."""
     said = message.properties.get(name, "")
     return int(said) if re.fullmatch("[0-9]{1,9}", said) else 0
 

@@ -53,9 +53,11 @@ class Wake(Enum):
 
 @dataclass(eq=False, slots=True)
 class HeldRequest:
-    """wake: called once, with this request and the reason, in the waiting thread or inside `hold`; it must be quick and
-    raise nothing. codes: accepted tags codes, None for all. deadline: `time.monotonic()`. noticed: queue offset before
-    which no message matches.
+    """A request that waits for messages.
+
+    wake: called once, with this request and the reason, in the waiting thread or inside `hold`. It must be quick and
+    raise nothing. codes: accepted tags codes, None for all. deadline: `time.monotonic()`. noticed: no message before
+    this queue offset matches.
     """
 
     topic: str
@@ -75,7 +77,9 @@ class HeldRequest:
 
 
 class HeldRequests:
-    """Thread-safe. changed: the lock, for a consistent view of several calls."""
+    """The held requests, by queue. Thread-safe. changed: the lock, for callers that need a consistent view of several
+    calls.
+    """
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -102,7 +106,7 @@ class HeldRequests:
             self._by_queue.setdefault(request.queue, set()).add(request)
 
     def remove(self, request: HeldRequest) -> bool:
-        """Return whether it was still held."""
+        """Remove a request. Return whether it was held."""
         with self.changed:
             requests = self._by_queue.get(request.queue, set())
             if request not in requests:
@@ -113,7 +117,7 @@ class HeldRequests:
             return True
 
     def behind(self) -> list[HeldRequest]:
-        """Return the requests with messages after their offset, as RocketMQ's `checkHoldRequest`."""
+        """Return the requests with messages at or after their offset, as RocketMQ's `checkHoldRequest` does."""
         return [request for request in self.all() if request.noticed > request.offset]
 
     def expired(self, now: float) -> list[HeldRequest]:
@@ -123,7 +127,9 @@ class HeldRequests:
         return min((request.deadline for request in self.all()), default=_NEVER)
 
     def accepting(self, arrivals: list[Arrival]) -> list[HeldRequest]:
-        """Return the requests that accept one of `arrivals`. Others of its queue skip it from now on."""
+        """Return the requests that accept one of `arrivals`. Other requests of the same queues skip these messages from
+        now on.
+        """
         due = []
         with self.changed:
             for arrival in arrivals:
@@ -198,7 +204,7 @@ class PullRequestHoldService(Opened):
         return request
 
     def cancel(self, request: HeldRequest) -> bool:
-        """Return False if the request was woken before."""
+        """Remove a request. Return False if it was woken before."""
         self.must_be_open()
         return self._requests.remove(request)
 
@@ -243,7 +249,7 @@ class PullRequestHoldService(Opened):
             self._thread = thread  # after `start`, which may fail; the next request then tries again
 
     def _interrupt(self) -> None:
-        """Call it with the lock."""
+        """End the thread's wait. The caller must hold the lock."""
         if self._watch is not None:
             self._watch.interrupt()
 
@@ -294,7 +300,10 @@ class PullRequestHoldService(Opened):
             time.sleep(self._rest_seconds)
 
     def _arrived(self, confirm_offset: int) -> list[HeldRequest]:
-        """Use the log if little was appended, else the ends of the queues."""
+        """Return the requests for which a message may have arrived.
+
+        If little was appended, the log shows which; otherwise the ends of the queues are checked.
+        """
         if self._seen <= confirm_offset <= self._seen + _BYTES_A_QUEUE * self._requests.queues:
             try:
                 return self._requests.accepting(self._store.arrivals(self._seen, confirm_offset))
@@ -306,7 +315,7 @@ class PullRequestHoldService(Opened):
         return [request for requests in self._requests.by_queue() for request in self._due(requests)]
 
     def _due(self, requests: list[HeldRequest]) -> list[HeldRequest]:
-        """Return the `requests`, all of one queue, for which a message may exist."""
+        """Return those of the `requests`, all of one queue, for which a message may exist."""
         topic, queue_id = requests[0].queue
         try:
             end = self._store.max_offset(topic, queue_id)
@@ -335,6 +344,8 @@ class PullRequestHoldService(Opened):
 
 
 def _hashes(tags_codes: npt.NDArray[np.int64]) -> list[int] | None:
-    """Return None if some codes are delivery times or addresses, so only the tag can decide."""
+    """Return the distinct codes. Return None if some are delivery times or addresses, because then only the tag can
+    decide.
+    """
     codes = np.unique(tags_codes)
     return codes.tolist() if (codes == codes.astype(np.int32)).all() else None

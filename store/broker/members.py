@@ -3,9 +3,9 @@
     consumers/{group}/{member id}.member    JSON behind its CRC32, see `MemberEntry`
     consumers/{group}/done/{member id}      its offset in each queue: one `DONE_OFFSET` for each of its slots
 
-When a process ends, the kernel releases the lock and notifies watchers of the folder, so the group notices a killed
-member at once, and keeps its commits. As with RocketMQ's broker, a member that hangs counts as lost after two minutes
-without a heart-beat.
+When a process ends, the kernel releases the lock and notifies watchers of the folder. So the group notices a killed
+member at once, and takes over its commits. As with RocketMQ's broker, a member that hangs counts as lost after two
+minutes without a heartbeat.
 
 A server locks each group of its clients: one byte of `clients/served`, at a hash of the group's name.
 """
@@ -49,9 +49,11 @@ _TRIES = 100  # to read an entry during a write
 
 
 class Roster:
-    """The members of one group. Answers may be stale at once; call `remove_dead` and `enter` with the groups' lock.
+    """The members of one group.
 
-    path: the folder, for a `Watch`. rest_seconds: how long that may wait without a check.
+    A result may be stale when it is returned. Call `remove_dead` and `enter` while holding the groups' lock.
+
+    path: the folder, for a `Watch`. rest_seconds: how long a `Watch` may wait before it checks the folder again.
     """
 
     rest_seconds = _LOOK_SECONDS
@@ -60,7 +62,7 @@ class Roster:
         self.path = root / CONSUMERS_DIR / group
 
     def present(self) -> list[MemberEntry]:
-        """Sorted by id. Raises `CorruptStore` for a file that no member wrote."""
+        """Return the living members, sorted by id. Raises `CorruptStore` for a file that no member wrote."""
         found = (_entry(path) for path in self._files())
         return [entry for entry in found if entry is not None]
 
@@ -74,7 +76,7 @@ class Roster:
                 _remove(path)
 
     def enter(self, entry: MemberEntry) -> MemberFiles:
-        """Raises `GroupConflict` if it does not fit the others."""
+        """Add a member. Raises `GroupConflict` if it does not fit the others."""
         make_folder(self.path / DONE_DIR)
         for other in self.present():
             check_fit(self.path.name, entry, other, _processes(self._file(other)))
@@ -88,7 +90,7 @@ class Roster:
 
 
 class MemberFiles(Opened):
-    """A member's locked files, until `leave` or `drop`."""
+    """The locked files of a member, until `leave` or `drop`."""
 
     _refusal: OSError | None = None  # the error for which it left
 
@@ -106,11 +108,11 @@ class MemberFiles(Opened):
         self.claim({})
 
     def claim(self, claims: dict[Queue, float], resets: int | None = None, asks: Iterable[Queue] | None = None) -> None:
-        """Write this member's queues, the number of resets it has seen, and the queues that it requests; None keeps the
-        old values.
+        """Write this member's claims, the number of resets that it has seen, and the queues that it requests. None
+        keeps a value.
 
-        This is also a heart-beat. Call it with the groups' lock. Raises `StoreReplaced` if the file is missing. If
-        writing fails, the member leaves, and later calls raise that error.
+        This is also a heartbeat. The caller must hold the groups' lock. Raises `StoreReplaced` if the file is missing.
+        If writing fails, the member leaves, and later calls raise that error.
         """
         self.must_be_in_place()
         old, had = self.entry, set(self.entry.slots)
@@ -141,18 +143,21 @@ class MemberFiles(Opened):
         return not self._is_over
 
     def must_be_open(self) -> None:
-        """Raises `StoreClosed`, `StoreForked`, or the error for which the member left."""
+        """Raise `StoreClosed`, `StoreForked`, or the error for which the member left."""
         if self._refusal is not None and not self.is_forked:
             raise copy.copy(self._refusal)  # raising adds to an error's traceback
         super().must_be_open()
 
     def must_be_in_place(self) -> None:
-        """Raises `StoreReplaced` if the file is missing or the directory was replaced, and `StoreNotOpen`."""
+        """Raise `StoreReplaced` if the file is missing or the directory was replaced, and `StoreNotOpen`."""
         self.must_be_open()
         self._place.check()
 
     def note(self, queue: Queue, offset: int) -> None:
-        """Write this member's offset in a queue, for its heir; 0: none. Raises `StoreClosed`, `StoreForked`."""
+        """Write this member's offset in a queue, for the member that takes over if this one dies. 0 means no offset.
+
+        Raises `StoreClosed`, `StoreForked`.
+        """
         self.must_be_open()  # before the lock, which a child process may never get
         slot = self._slots.get(queue)
         if slot is not None:
@@ -161,12 +166,14 @@ class MemberFiles(Opened):
                 note_at(self._done_path, self._done_file.fd, slot, offset)
 
     def leave(self) -> None:
-        """Remove the member with its offsets. Call it with the groups' lock, after `must_be_in_place`."""
+        """Remove the member with its offsets. The caller must hold the groups' lock, and call
+        `must_be_in_place` first.
+        """
         _remove(self._path)
         self.drop()
 
     def drop(self) -> None:
-        """Leave as if killed, so that others inherit the offsets. Does nothing after `leave` and in a forked
+        """Leave as if killed, so that other members take over the offsets. Does nothing after `leave` and in a forked
         process.
         """
         if not self._is_over:
@@ -189,21 +196,21 @@ def _is_alive(path: Path) -> bool:
 
 
 def _remove(path: Path) -> None:
-    """The file that makes it a member is the last."""
+    """Delete a member's files. The file that makes it a member is the last."""
     for each in (done_path(path), path):
         with system_errors(each):
             each.unlink(missing_ok=True)
 
 
 def _last_entry(path: Path) -> MemberEntry | None:
-    """Return None if the member was killed during a write, or no member wrote the file."""
+    """Parse a member's file. Return None if the member was killed while it wrote the file, or if no member wrote it."""
     with suppress(ValueError):
         return MemberEntry.of_json(entry_of(path))
     return None
 
 
 def _entry(path: Path) -> MemberEntry | None:
-    """Return None if the member left, died, or has not written yet."""
+    """Return the entry of a living member. Return None if it left or died, or has not written its file yet."""
     with system_errors(path):
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -240,7 +247,7 @@ def _boot() -> str:
 
 
 class ServerGroups:
-    """The groups of one server's clients. Not thread-safe."""
+    """The groups that one server has locked for its clients. Not thread-safe."""
 
     def __init__(self, root: Path) -> None:
         """Raises `StoreUnavailable`."""
@@ -250,7 +257,7 @@ class ServerGroups:
             self._file = Descriptor(self._path, open_file)
 
     def enter(self, group: str) -> bool:
-        """Return False if another server has the group. Raises `StoreUnavailable`."""
+        """Lock a group. Return False if another server has locked it. Raises `StoreUnavailable`."""
         with system_errors(self._path):
             return set_lock(self._file.fd, fcntl.F_WRLCK, _byte(group))
 
@@ -262,7 +269,7 @@ class ServerGroups:
 
 
 def is_served(root: Path, group: str) -> bool:
-    """Return whether any server has clients in a group. Raises `StoreUnavailable`."""
+    """Return whether a server has locked a group. Raises `StoreUnavailable`."""
     path = _path(root)
     with system_errors(path), suppress(FileNotFoundError):
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -274,7 +281,7 @@ def is_served(root: Path, group: str) -> bool:
 
 
 def server_of(root: Path, group: str) -> str:
-    """Return a group's server, for errors."""
+    """Describe the server that has locked a group, for errors."""
     return " and ".join(map(str, holders(_path(root), _byte(group)))) or "a process that this user may not look into"
 
 

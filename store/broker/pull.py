@@ -22,7 +22,9 @@ _CODES = {
 
 
 def response_code(status: GetStatus, offset: int) -> ResponseCode:
-    """Offset 0 of an empty queue is its end."""
+    """Return RocketMQ's response code for a status. In an empty queue, offset 0 is not an error, because it is the
+    queue's end.
+    """
     if status is GetStatus.NO_MESSAGE_IN_QUEUE:
         return ResponseCode.PULL_OFFSET_MOVED if offset != 0 else ResponseCode.PULL_NOT_FOUND
     return _CODES[status]
@@ -38,7 +40,9 @@ class PullRequest(NamedTuple):
 
 
 class PullResponse(NamedTuple):
-    """Offsets are queue offsets. remark: the store's status, or the error. records: see `GetResult`."""
+    """The response to a pull. Offsets are queue offsets. remark: the store's status, or the error. records: see
+    `GetResult`.
+    """
 
     code: ResponseCode
     remark: str
@@ -50,7 +54,7 @@ class PullResponse(NamedTuple):
 
 
 def answer(store: MessageStore, request: PullRequest, *, as_records: bool = False) -> PullResponse:
-    """Answer without waiting. as_records, and errors: see `MessageStore.get_message`."""
+    """Answer a pull at once, without waiting for messages. as_records, and errors: see `MessageStore.get_message`."""
     try:
         got = store.get_message(
             request.group,

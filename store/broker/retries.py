@@ -49,9 +49,9 @@ def send_back(
 ) -> AppendResult:
     """Put failed messages back for their group, in one append. Return the places of the copies, in order.
 
-    level: the delay level; 0: 3 at first, one more each time, up to 18; below 0: dead letters at once.
-    max_reconsume_times: retries before a message becomes a dead letter; default: the group's setting (`retryMaxTimes`),
-    16 if unset. Dead letters are logged. Missing topics are created.
+    level: the delay level. 0: level 3 after the first failure, one more after each further one, up to 18. Below 0: dead
+    letters at once. max_reconsume_times: retries before a message becomes a dead letter; default: the group's setting
+    (`retryMaxTimes`), 16 if unset. Dead letters are logged. Missing topics are created.
 
     The messages may be from the store's archive, or deleted. Raises `CorruptStore` for an invalid setting,
     `InvalidGroup`, and the errors of `MessageStore.put`.
@@ -80,7 +80,10 @@ def send_back(
 
 
 def first_id(msg_id: str, properties: Mapping[str, str]) -> str:
-    """Return the id before the message was first sent back. A producer's id stays; an offset id changes."""
+    """Return the id that a message had before it was first sent back.
+
+    An id that a producer gave does not change. Any other id is an offset, and each copy has a new one.
+    """
     return msg_id if PROPERTY_UNIQ_KEY in properties else properties.get(PROPERTY_ORIGIN_ID, msg_id)
 
 
@@ -93,7 +96,9 @@ def _created(store: MessageStore, topic: str, queues: int) -> str:
 
 
 def _copies(store: MessageStore, messages: Sequence[StoredMessage]) -> RecordCopies:
-    """Copy the store's own records, and rebuild the others."""
+    """Return copies of the records. Records of this store are copied; those of other logs are rebuilt from the
+    messages.
+    """
     has = np.array([_has(store, message) for message in messages], np.bool_)
     at = np.array([message.physical_offset for message in messages], np.int64)
     try:
@@ -105,7 +110,7 @@ def _copies(store: MessageStore, messages: Sequence[StoredMessage]) -> RecordCop
 
 
 def _has(store: MessageStore, message: StoredMessage) -> bool:
-    """An offset in an archive may be the offset of another message here."""
+    """Return whether the store has this message. In an archive, its offset may be that of another message here."""
     try:
         record = store.record_at(message.physical_offset)
         found = decode_record(record, f"commit log offset {message.physical_offset}", check_crc=False)

@@ -78,8 +78,9 @@ class Outcome(Enum):
 
 
 class Transactions:
-    """The transactions of one producer group in a store that is open for writing. Thread-safe; other processes may have
-    one, too.
+    """The transactions of one producer group in a store that is open for writing.
+
+    Thread-safe. Several processes can have an instance for the same group.
     """
 
     def __init__(self, store: MessageStore, group: str) -> None:
@@ -117,7 +118,8 @@ class Transactions:
         return list(map(Half, ids, placed.queue_offsets.tolist(), placed.physical_offsets.tolist()))
 
     def commit(self, halves: Sequence[Half]) -> AppendResult:
-        """Put the messages into their topics atomically, and return their places, or raise an error and do nothing.
+        """Put the messages into their topics atomically, and return their places. If this raises an error, nothing is
+        put.
 
         Raises `TransactionEnded` if one of them was committed, rolled back or given up before, `UnknownTopic` if a
         topic was deleted, and `OffsetLost` if retention deleted a half message.
@@ -125,7 +127,7 @@ class Transactions:
         return self._end_at_current_places(halves, self._commit)
 
     def roll_back(self, halves: Sequence[Half]) -> None:
-        """Drop the messages. Raises `TransactionEnded`, as `commit`."""
+        """Drop the messages. Raises `TransactionEnded` as `commit` does."""
         self._end_at_current_places(halves, self._roll_back)
 
     def _commit(self, halves: Sequence[Half]) -> AppendResult:
@@ -142,7 +144,7 @@ class Transactions:
             ending.publish(halves)
 
     def _end_at_current_places(self, halves: Sequence[Half], end: Callable[[Sequence[Half]], Result]) -> Result:
-        """Call `end`, and again with the new places of half messages that a check moved."""
+        """Call `end`. If a check has moved half messages, call it again with their new places."""
         while True:
             try:
                 return end(halves)
@@ -167,7 +169,7 @@ class Transactions:
     def open(self, immunity: float = IMMUNITY_SECONDS) -> list[tuple[Half, StoredMessage]]:
         """Return the group's half messages that are older than `immunity` seconds, as they would be committed.
 
-        The oldest come first: up to 1,000 or 16 MiB, and at least one.
+        The oldest come first. The result has at least one message if there is any, and at most 1,000 or 16 MiB.
         """
         now, immunity = time.time(), seconds("immunity", immunity)
         with self._turn:
@@ -179,11 +181,11 @@ class Transactions:
         immunity: float = IMMUNITY_SECONDS,
         max_checks: int = MAX_CHECKS,
     ) -> int:
-        """End each half message that is `open` as `decide` returns. Return their number. Call it regularly, as RocketMQ
-        does every 30 s.
+        """Call `decide` for each message of `open`, and end it as `decide` returns. Return the number of calls.
 
-        An UNKNOWN one is checked again later, up to `max_checks` times, then it goes to UNDECIDED_TOPIC. Outcomes take
-        effect when this returns, unless the half message was ended concurrently.
+        After the outcome UNKNOWN, a message is checked again later, up to `max_checks` times. Then it goes to
+        UNDECIDED_TOPIC. Outcomes take effect when this returns, unless the half message was ended concurrently. Call
+        this regularly; RocketMQ does every 30 s.
         """
         asked = self.open(immunity)
         outcomes = [(half, message, decide(message)) for half, message in asked]
@@ -200,7 +202,10 @@ class Transactions:
     # --- steps -------------------------------------------------------------------------------------------
 
     def _is_due(self, message: StoredMessage, now: float, immunity: float) -> bool:
-        """A message from the future is due, too: the clock was set back, and its age is unknown."""
+        """Return whether to check a half message.
+
+        A message with a time in the future is checked: the clock was set back, so its age is unknown.
+        """
         asked = message.properties.get(PROPERTY_CHECK_IMMUNITY, "")
         least = float(asked) if asked.isdecimal() else immunity
         is_own = message.properties.get(PROPERTY_PRODUCER_GROUP) == self._group
@@ -208,7 +213,7 @@ class Transactions:
         return is_own and abs(now - born_ms / 1000) > least
 
     def _end_all(self, outcomes: list[tuple[Half, StoredMessage, Outcome]], max_checks: int) -> None:
-        """End those that are still open. One that cannot be ended does not stop the others."""
+        """End those half messages that are still open. If one cannot be ended, the others are."""
         while outcomes:
             try:
                 ending = EndingAppend(self._store, self._halves)
@@ -231,7 +236,9 @@ class Transactions:
     def _leave_open(
         self, half: Half, message: StoredMessage, outcome: Outcome, max_checks: int, error: StoreError
     ) -> None:
-        """Check again later a half message that cannot be committed."""
+        """Log that a half message could not be ended. If it could not be committed, count the check, as after
+        UNKNOWN.
+        """
         _logger.error("%s: transaction %s stays open: %s", self._store.path, half.transaction_id, error)
         if outcome is Outcome.COMMIT:
             self._end_all([(half, message, Outcome.UNKNOWN)], max_checks)
@@ -241,7 +248,7 @@ class EndingAppend:
     """An append that ends half messages: commits some, and moves others to wait again."""
 
     def __init__(self, store: MessageStore, halves: HalfMessages) -> None:
-        """halves: used only by `publish`, with its owner's lock."""
+        """halves: used only by `publish`, under the lock of its owner."""
         self._store = store
         self._halves = halves
         self._append = store.begin()
@@ -249,7 +256,7 @@ class EndingAppend:
         self._needed: list[tuple[str, Half]] = []  # topics that must exist
 
     def add_committed(self, halves: Sequence[Half]) -> None:
-        """Raises `MessageRefused` if a half message names no queue."""
+        """Add messages to commit. Raises `MessageRefused` if a half message has no valid queue."""
         if not halves:
             return
         offsets = np.array([half.physical_offset for half in halves], np.int64)
@@ -265,9 +272,10 @@ class EndingAppend:
         self._needed += zip(topics.to_pylist(), halves, strict=True)
 
     def add_waiting(self, half: Half, message: StoredMessage, max_checks: int) -> None:
-        """Append a half message again, with one more check.
+        """Append a half message again, with one more check counted.
 
-        After `max_checks`, or if its topic is missing so that it can never be committed, it goes to UNDECIDED_TOPIC.
+        After `max_checks` it goes to UNDECIDED_TOPIC instead. So does a message whose topic is missing, because it can
+        never be committed.
         """
         times = number_in(message, PROPERTY_CHECK_TIMES)
         waits = times < max_checks - 1 and self._topics.queue_count(message.topic) > 0
@@ -279,7 +287,7 @@ class EndingAppend:
             self._needed.append((message.topic, half))
 
     def publish(self, halves: Sequence[Half]) -> AppendResult:
-        """Publish, with an op message for all `halves`.
+        """Publish the append, with an op message that ends all `halves`.
 
         Raises `TransactionEnded` if one of them was ended before, `UnknownTopic` if a topic was deleted.
         """
@@ -341,7 +349,9 @@ def as_committed(store: MessageStore, half: Half, message: StoredMessage) -> byt
 
 
 def _known_by(message: StoredMessage) -> _KnownBy:
-    """A check keeps these parts. Producers may use an id twice."""
+    """Return the parts that identify a half message. A check keeps them. The id alone is not enough: a producer may use
+    it twice.
+    """
     return message.msg_id, message.properties.get(PROPERTY_PRODUCER_GROUP), message.born_timestamp, message.body_crc
 
 

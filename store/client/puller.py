@@ -44,8 +44,9 @@ class PullFigures(NamedTuple):
 
 
 class Puller:
-    """Pulls the queues of one topic, all with the same filter. One thread calls `run`; `pull` and `stop` are
-    thread-safe.
+    """Pulls the queues of one topic, all with the same filter.
+
+    One thread calls `run`. The methods `pull` and `stop` are thread-safe.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
-"""Delete topics: remove a topic's queues and settings. The log and the offsets of groups stay.
+"""Delete topics: remove a topic's queues and settings. Its records stay in the log, and the offsets of groups are kept.
 
 A deletion takes effect when the table of topics is replaced. The table keeps a `Tombstone` with the topic's end
 offsets, at which a recreated topic continues. If the process is killed, the next writer finishes the deletion.
 
-The published end counts deletions. When the count changes, readers drop their cached queues. So do writers, under the
-append lock, and none appends to a deleted file.
+The published end counts deletions. When the count changes, readers drop their cached queues. Writers do so, too, under
+the append lock, so that they never append to a deleted file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _logger = logging.getLogger("store")
 
 
 class Deletion:
-    """Call its methods under the append lock."""
+    """Deletes topics. The caller must hold the append lock."""
 
     def __init__(self, root: Path, published: PublishedEnd) -> None:
         self._root = root
@@ -57,7 +57,9 @@ class Deletion:
 
 
 def finish_deletion(root: Path) -> None:
-    """As `Deletion.finish`, for a writer without a published end. The deletion count stays odd."""
+    """Finish a deletion as `Deletion.finish`, in a directory without a published end, in which deletions are not
+    counted.
+    """
     deleted, queues = root / DELETED_DIR, root / CONSUME_QUEUE_DIR
     if status_of(deleted) is None:
         return
@@ -75,9 +77,9 @@ def finish_deletion(root: Path) -> None:
 def remove_restored_queues(root: Path) -> None:
     """Remove queues of deleted topics, so that a recreated topic does not show their messages.
 
-    A broker may have rebuilt them after a crash, or the table of topics may be newer than the log. A topic whose queues
-    have messages from after its deletion is added to the table again. Call as the only writer, with no unfinished
-    deletion.
+    A broker may have rebuilt such queues after a crash, or the table of topics may be newer than the log. If the queues
+    of a deleted topic have messages from after its deletion, the topic is added to the table again. Call this as the
+    only writer, with no unfinished deletion.
     """
     queues, topics = root / CONSUME_QUEUE_DIR, Topics(root)
     deleted, gone = topics.deletions(), topics.table().deleted
@@ -100,9 +102,9 @@ def remove_restored_queues(root: Path) -> None:
 
 
 def topics_used_after_deletion(root: Path) -> list[str]:
-    """Return topics that are deleted in the table but have later messages: the table is older than the log.
+    """Return topics that are deleted in the table but have later messages, because the table is older than the log.
 
-    Safe during writes, because a writer adds a topic to the table before its first message.
+    This is correct during writes, because a writer adds a topic to the table before its first message.
     """
     found, table = list[str](), TopicTable(root)
     for topic in sorted(table.deleted):

@@ -1,7 +1,7 @@
 """`Report`: the findings of `verify`. `misplaced` and `broken_bodies` find damage that checksums do not detect.
 
-Usually no checksum covers a record's header. If it names a wrong topic or queue, only the right queue's entry shows the
-damage. That queue must not be rebuilt from the log.
+Usually no checksum covers a record's header. If the header has a wrong topic or queue, only the entry in the right
+queue shows the damage. That queue must not be rebuilt from the log.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ from store.model.integers import counted
 def misplaced(
     log: CommitLog, queues: ConsumeQueues, name: QueueName, begin: int, max_offset: int, safe: int
 ) -> Iterator[tuple[int, StoredMessage]]:
-    """Yield queue offset and record of entries outside [begin, max_offset) whose sound record no other queue has.
+    """Yield entries of a queue that the log contradicts: queue offset and record.
 
-    begin, max_offset: the queue's range according to the log. safe: log offset after which records are ignored. The
-    queue must have all its files.
+    Such an entry is outside [begin, max_offset), the queue's range according to the log, but its record is sound and no
+    other queue has it.
+
+    safe: log offset after which records are ignored. The queue must have all its files.
     """
     queue = queues.of(*name)
     for index in _before(queue, begin, log.min_offset()):
@@ -63,7 +65,9 @@ def place_of(record: StoredMessage) -> str:
 def _known_here_alone(
     log: CommitLog, queues: ConsumeQueues, name: QueueName, index: int, safe: int
 ) -> StoredMessage | None:
-    """Return the record of an entry. None if it is not sound, or if the queue in its header has it, too."""
+    """Return the record of an entry. Return None if it is not sound, or if it is also in the queue that its header
+    names.
+    """
     offset, size, _ = queues.of(*name).entries_or_zeros(index, index + 1)[0].item()
     if not (log.min_offset() <= offset and 0 < size <= safe - offset):
         return None
@@ -90,7 +94,7 @@ class Broken(NamedTuple):
 
 
 def broken_bodies(chunk: LogChunk, max_bytes: int) -> list[Broken]:
-    """Return the broken bodies of a chunk. Checks only the first `max_bytes` of each."""
+    """Return the broken bodies of a chunk. Only the first `max_bytes` of each body are decompressed."""
     flags = chunk.records.field("sys_flag")
     rows = np.flatnonzero(flags & SYS_COMPRESSED)
     if not len(rows):
@@ -118,7 +122,7 @@ class Enough(Exception): ...
 
 
 class Finding(NamedTuple):
-    """where: file or queue, and offset."""
+    """A problem that `verify` found. where: file or queue, and offset."""
 
     where: str
     what: str
@@ -139,7 +143,10 @@ class Report:
 
     @property
     def is_damaged(self) -> bool:
-        """False if all findings are unreadable bodies: their producers sent them so."""
+        """Return whether the store is damaged.
+
+        Unreadable bodies alone are no damage, because their producers sent them so.
+        """
         return any(finding.remedy != UNREADABLE for finding in self.findings)
 
     def __repr__(self) -> str:

@@ -23,7 +23,7 @@ class Point(Enum):
 
 
 class Filed(Enum):
-    """Index files that are undamaged. They may lack keys of records after `Plan.begin`."""
+    """Which index files are undamaged. They may lack keys of records after `Plan.begin`."""
 
     NONE = auto()
     ALL = auto()
@@ -32,9 +32,10 @@ class Filed(Enum):
 
 
 class Plan(NamedTuple):
-    """begin: start of the walk. trusted: the log is on the device up to this point. filed: index files to keep.
+    """How to recover a directory.
 
-    left_well: the last writer closed the store, so no bytes are expected after the end.
+    begin: start of the walk. trusted: the log is on the device up to this point. filed: index files to keep. left_well:
+    whether the last writer closed the store, so that no bytes are expected after the end.
     """
 
     begin: Point

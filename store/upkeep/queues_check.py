@@ -35,7 +35,7 @@ _TWICE = "{count} records have a queue offset that an earlier one has"
 
 @dataclass
 class _Run:
-    """Queue offsets with the same fault. count: their number."""
+    """Adjacent queue offsets with the same fault. count: their number."""
 
     first: int
     count: int
@@ -56,8 +56,9 @@ class QueuesCheck:
     ) -> None:
         """Check the names and sizes of queue files. A queue with a bad or missing file is reported and not compared.
 
-        is_compared: by topic and log offset; False for records of deleted topics and batch queues. deletions: see
-        `Topics.deletions`. patience: total seconds to wait for a broker's dispatch.
+        is_compared: returns, for a topic and a log offset, whether to compare the record. False for records of deleted
+        topics and batch queues. deletions: see `Topics.deletions`. patience: total seconds to wait for a broker to
+        write queue entries.
         """
         self._all_queues = queues
         self._log = log
@@ -93,12 +94,14 @@ class QueuesCheck:
                 self._compare(chunk, (topic, queue_id), offsets[:count], entries[:count])
 
     def forget_offsets(self) -> None:
-        """Accept a gap next: retention deleted records before they were compared."""
+        """Accept a gap before the next record of each queue, because retention deleted records before they were
+        compared.
+        """
         self._begin.clear()
         self._next = {name: offset for name, offset in self._next.items() if offset == _NOT_COMPARED}
 
     def next_record(self, at: int, end: int) -> int:
-        """Return the log offset of the next record after `at` that has a queue entry, or `end`."""
+        """Return the log offset of the first record after `at` that has a queue entry, `end` if there is none."""
         known = (self._record_after(name, at, end) for name in self._queues)
         return min((offset for offset in known if offset > at), default=end)
 
@@ -131,7 +134,10 @@ class QueuesCheck:
             )
 
     def behind(self, end: int, *, of_records: bool = False) -> list[str]:
-        """Return the places of entries after the queues' ends. of_records: only of records from log offset `end` on."""
+        """Return the places of entries after the queues' ends.
+
+        of_records: return only those whose record is at or after log offset `end`.
+        """
         found = []
         for name, queue in self._queues.items():
             at = queue.stale(max(self._max_offset(name, end), self._next.get(name, 0)))
@@ -140,7 +146,9 @@ class QueuesCheck:
         return found
 
     def _stands(self, topic: str, queue_id: int, offsets: Ints, entries: Entries) -> bool:
-        """Return whether a light queue has a record that names it: a client may have forged the name."""
+        """Return whether a light queue has a record that names it. A client may have sent the name without being
+        entitled to it.
+        """
         first, name = int(offsets[0]), (topic, queue_id)
         offset, size, _ = self._all_queues.of(*name).entries_or_zeros(first, first + 1)[0].item()
         if size:
@@ -148,7 +156,9 @@ class QueuesCheck:
         return first == self._next.get(name, first if self._log.min_offset() else 0)
 
     def _compare(self, chunk: LogChunk, name: QueueName, offsets: Ints, entries: Entries) -> None:
-        """Compare consecutive records with their entries. Records from before a recreation are left out."""
+        """Compare consecutive records of one queue with their entries. Records from before a recreation of the topic
+        are ignored.
+        """
         life_begin = self._life_begin(name)
         newest = int(np.searchsorted(entries["physical_offset"].astype(np.int64), life_begin))
         if newest and offsets[newest - 1] >= self._queues[name].first():  # recreated, or a file is lost
@@ -191,9 +201,10 @@ class QueuesCheck:
         return self._life_begins[name]
 
     def _found(self, chunk: LogChunk, name: QueueName, first: int, expected: Entries) -> tuple[Entries, Entries]:
-        """Return the queue's entries from `first` on, and the expected ones with their delivery times.
+        """Return the queue's entries from `first` on, and the expected entries with the delivery times that the queue
+        has.
 
-        Missing files give zeros. Entries whose records retention deleted are as expected.
+        Missing files give zeros. If retention deleted the record of an entry, the entry counts as correct.
         """
         if name not in self._queues:  # the queue is missing, or a broker created it concurrently
             self._queues[name] = self._all_queues.of(*name)

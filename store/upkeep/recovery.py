@@ -1,7 +1,7 @@
 """Recovery: find the log's end, and rebuild queues and index from the log.
 
-The log ends before its first bad record. If the log is known to be on the device beyond that, recovery raises: a cut
-would lose sound records.
+The log ends before its first bad record. If the log is known to be on the device beyond that record, recovery raises an
+error, because cutting the log there would lose sound records.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ _REMEDY = "restore the segment from a copy, or read what is left with read_only=
 class RecoveryDecision(NamedTuple):
     """The changes that a recovery will write.
 
-    begin, end: log offsets of the walk. queues: computed from the records; later entries are cut. filed_from: log
-    offset from which keys are added to the index. times_from, keys_from: see `PublishedEnd`.
+    begin, end: log offsets of the walk. queues: the ranges and entries of queues according to the log; later entries
+    are cut. index_files: the files to keep. filed_from: log offset from which keys are added to the index. times_from,
+    keys_from: see `PublishedEnd`.
     """
 
     begin: int
@@ -59,7 +60,10 @@ class _Times:
         self._from, self._last = begin, 0
 
     def follow(self, offsets: Ints, times: Ints) -> None:
-        """offsets: log offsets. times: store times, ms. Both int64, shape (n,), n > 0."""
+        """Note the store times of the next records.
+
+        offsets: log offsets. times: store times, ms. Both int64, shape (n,), n > 0.
+        """
         back = np.flatnonzero(np.diff(times, prepend=self._last) < 0)
         self._from = int(offsets[back[-1]]) if len(back) else self._from
         self._last = int(times[-1])
@@ -67,7 +71,8 @@ class _Times:
     def ascend_from(self, end: int, least: int) -> int:
         """Return the log offset from which store times ascend.
 
-        end: the walk's end, returned if the next record may be older than the last. least: its earliest store time, ms.
+        end: the walk's end. It is returned if the record there may have an earlier time than the last record before it.
+        least: the earliest store time (ms) that the record at `end` can have.
         """
         return self._from if self._last <= least else end
 
@@ -94,8 +99,8 @@ class Recovery:
     def decide(self, plan: Plan, ends: Mapping[QueueName, int] = MappingProxyType({})) -> RecoveryDecision:
         """Walk the log by a plan and return the changes. Writes nothing, so a failure leaves the directory unchanged.
 
-        ends: end of each queue at the flushed offset; used if the plan begins there. A search could take a damaged
-        entry for the end and lose the entries after it.
+        ends: the end of each queue at the flushed offset; used if the plan begins there. Searching a queue for its end
+        could take a damaged entry for it, and lose the entries after it.
 
         Raises `ConfigError` if index files have other sizes, `CorruptStore` if the table of topics is damaged,
         `CorruptSegment`, `CorruptRecord`.
@@ -144,8 +149,9 @@ class Recovery:
         return RecoveryDecision(begin, end, store_timestamp, queues.found, index_files, filed_from, *known)
 
     def _follow(self, queues: QueuesInLog, chunk: LogChunk, *, is_all: bool) -> bool:
-        """Return False if earlier queue entries may be missing. is_all: none can be, because the walk began at the
-        first byte.
+        """Add a chunk's entries to the queues. Return False if earlier entries of a queue may be missing.
+
+        is_all: none can be missing, because the walk began at the first byte of the log.
         """
         for topic, queue_id, offsets, entries, is_certain in all_entries(chunk, self._deletions):
             name, at = (topic, queue_id), int(entries["physical_offset"][0])
@@ -159,7 +165,9 @@ class Recovery:
         return True
 
     def _refuse_misplaced(self, found: Mapping[QueueName, QueueInLog], safe: int) -> None:
-        """Raise if a record before `safe` names a wrong queue: rebuilding would lose the message."""
+        """Raise an error if a record before `safe` names a wrong queue, because rebuilding the queues would lose the
+        message.
+        """
         for name in self._existing_queues:
             said = found[name].begin, found[name].max_offset
             for index, record in misplaced(self._log, self._queues, name, *said, safe):
@@ -202,8 +210,8 @@ class Recovery:
     def _known(self, begin: int, end: int, times_from: int, index_files: list[str], filed_from: int) -> tuple[int, int]:
         """Return `times_from` and `keys_from` of the published end.
 
-        Earlier values hold if nothing was appended after the last flush. Otherwise a broker may have appended without
-        completing the index.
+        Earlier values still hold if nothing was appended after the last flush. Otherwise a broker may have appended
+        without completing the index.
         """
         keys_from = filed_from if self._index.is_enabled and not index_files else end
         if self._was is not None and begin == end:
@@ -214,9 +222,9 @@ class Recovery:
         return times_from, keys_from
 
     def _remember(self, found: dict[QueueName, QueueInLog]) -> None:
-        """Take the ends of queues without records from the file of ends.
+        """Take the ends of queues without records from the file of queue ends.
 
-        Raises `CorruptStore` if that file is damaged and a queue's end is not known otherwise.
+        Raises `CorruptStore` if that file is damaged and a queue's end cannot be known otherwise.
         """
         ends, topics = QueueEnds.read(self._root), Topics(self._root).queue_counts()
         bare = [(topic, n) for topic, count in topics.items() for n in range(count) if (topic, n) not in found]
@@ -234,8 +242,8 @@ class Recovery:
     def carry_out(self, decision: RecoveryDecision) -> None:
         """Execute a decision. Raises `StoreFull`.
 
-        The published end follows log, queues and index. If this process dies before, the next recovery decides the
-        same. Entries are overwritten in place, so that readers miss none.
+        The published end is written last, after log, queues and index. If this process dies before that, the next
+        recovery decides the same. Entries are overwritten in place, so that readers miss none.
         """
         restarted = [name for name, it in decision.queues.items() if it.begin < self._queues.of(*name).begin]
         if restarted:
@@ -331,8 +339,8 @@ class _KeptIndex:
     def decide(self, plan: Plan, begin: int, end: int) -> tuple[list[str], int]:
         """Return the files to keep, and the log offset from which keys are added again.
 
-        begin, end: log offsets of the walk. Keys can only be added after the last file. So if earlier keys are missing,
-        as after a broker's recovery, no file is kept.
+        Keys can only be added after the last file. If earlier keys are missing, as after a broker's recovery, no file
+        is kept. begin, end: log offsets of the walk.
         """
         names = self._trusted(plan.filed)
         if begin == self._log.min_offset():  # drop zeroed files: all keys would be added to the last one again
@@ -352,7 +360,7 @@ class _KeptIndex:
         return self._index.trusted(read_index_checkpoint(self._root) if filed is Filed.CHECKPOINT else -1)
 
     def _are_filed(self, spans: list[tuple[int, int]]) -> bool:
-        """Return whether no key is missing before or between these files, and the log has their last record."""
+        """Return whether these files have all keys up to their end, and the log has their last record."""
         at = self._log.min_offset()
         filed = at - 1
         for begin, end in spans:
@@ -369,7 +377,7 @@ class _KeptIndex:
 def must_reach(log: CommitLog, end: int) -> None:
     """Raise `CorruptSegment` if the segment before log offset `end` is missing or does not begin with a record.
 
-    An append would leave a hole there, and the next recovery would lose all records after it.
+    An append would leave a hole there, and the next recovery would lose all records after the hole.
     """
     start = (end - 1) - (end - 1) % log.segments.size
     if end > log.min_offset() and next(walk(log, start, until=end, check_crc=False), None) is None:

@@ -1,7 +1,7 @@
 """`Retention`: delete old log segments, then queue and index files without records (CleanCommitLogService).
 
 Each call is one step. It never deletes the last segment with a record. A process that has a deleted file open can still
-read it, and keeps its space.
+read it; the space is free when the file is closed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Files = list[tuple[str, int]]  # path, bytes on the device
 
 
 class Reason(Enum):
-    """The value is shown to users."""
+    """Why files are deleted or not. The values are texts for users."""
 
     DISK_FULL = "the disk is fuller than diskSpaceCleanForciblyRatio: the oldest go, whatever their age"
     FORCED = "all but the last were to go, whatever their age"
@@ -63,7 +63,8 @@ class CleanDecision(NamedTuple):
 def decide(config: StoreConfig, moment: CleanMoment, segments: list[LogSegment]) -> CleanDecision:
     """Return the segments to delete in one step, at most `deleteFileBatchMax`. No I/O.
 
-    segments: ascending, without the last. As in RocketMQ, none is deleted after the first that is too young.
+    segments: in ascending order, without the last. As in RocketMQ, the first segment that is too young stops the
+    search: no segment after it is deleted.
     """
     reason = _reason(config, moment)
     if reason is Reason.NOT_NOW:
@@ -89,8 +90,9 @@ def _reason(config: StoreConfig, moment: CleanMoment) -> Reason:
 class Cleaned:
     """The files that one step deleted, or would delete.
 
-    log, queues, index: paths, oldest first. taken: bytes on the device. min_offset: the log's first offset after the
-    step. kept: number of expired segments with messages that are not archived or delivered yet.
+    log, queues, index: paths, oldest first. taken: bytes that they took on the device. min_offset: the log's first
+    offset after the step. kept: number of expired segments that stay, because they have messages that are not archived
+    or delivered yet.
     """
 
     reason: Reason
@@ -140,17 +142,17 @@ class Retention:
                     yield LogSegment(start, segments.modified(start))
 
     def preview(self, decision: CleanDecision, used: int, kept: int) -> Cleaned:
-        """Return the log segments that `clean` would delete, without queue and index files."""
+        """Return the log segments that `clean` would delete. The result lacks queue and index files."""
         paths, taken = self._of_log(decision, self._log.segments.taken)
         return Cleaned(decision.reason, self._log.min_offset(), used, taken, paths, kept=kept)
 
     def clean(
         self, decision: CleanDecision, used: int, kept: int, held: Callable[[], AbstractContextManager[None]]
     ) -> Cleaned:
-        """Execute a decision, and delete queue files that an earlier step left.
+        """Execute a decision. Also delete queue files that an earlier step left.
 
-        held: acquires the append lock, for files to which appends may write. Segments are deleted without it: that is
-        slow, and no process writes to them.
+        held: acquires the append lock, for deleting files to which appends may write. Segments are deleted without the
+        lock: that is slow, and no process writes to them.
         """
         paths, taken = self._of_log(decision, self._log.segments.delete)
         with suppress(FileNotFoundError):  # sync: segments that a machine crash restores would have no entries

@@ -31,9 +31,11 @@ _logger = logging.getLogger("store")
 def step_back(root: Path, queues: ConsumeQueues, end: int) -> None:
     """Roll back group offsets, topic deletions and producer progress to log offset `end`.
 
-    Call as the only writer, under the store lock. queues: expect the entries at `end`, or fewer. Groups that consumed
-    lost messages will consume their replacements. A topic deleted after `end` counts as deleted at `end`, so that new
-    records do not count as deleted. An unreadable file stays unchanged; its readers raise.
+    Groups that consumed lost messages will consume the messages that get their offsets. A topic deleted after `end`
+    counts as deleted at `end`, so that new records do not count as deleted. An unreadable file stays unchanged; its
+    readers raise an error.
+
+    Call this as the only writer, under the store lock. queues: may have entries up to `end`, or fewer.
     """
     topics = Topics(root)
     at_most = partial(_at_most, topics, TopicTable(root).batches, queues, end)
@@ -61,9 +63,10 @@ def step_back(root: Path, queues: ConsumeQueues, end: int) -> None:
 
 
 def _at_most(topics: Topics, batches: set[str], queues: ConsumeQueues, end: int, queue: Queue, offset: int) -> int:
-    """Return `offset`, or the queue's end if that is lower. For a deleted queue, that is its end at the deletion.
+    """Return `offset`, or the queue's end if that is lower. The end of a deleted queue is where it ended at its
+    deletion.
 
-    batches: topics with batch queues, which cannot be read; their offsets stay.
+    batches: topics with batch queues. Their ends cannot be read, so their offsets are returned unchanged.
     """
     if offset <= queues.expected.get((queue.topic, queue.queue_id), 0) or queue.topic in batches:
         return offset

@@ -55,7 +55,7 @@ _RECORDS = 256  # limit of records without a tag: trace messages have hundreds o
 
 
 def tags_are_filed(root: Path, config: StoreConfig) -> bool:
-    """Return whether the newest messages with tags have them in the index. False without such a message."""
+    """Return whether the newest messages with tags have their tags in the index. False if there is no such message."""
     index, log = Index.of(root, config, writable=False), CommitLog(root, config.mappedFileSizeCommitLog, writable=False)
     looked = 0
     try:
@@ -71,7 +71,9 @@ def tags_are_filed(root: Path, config: StoreConfig) -> bool:
 
 
 def _newest_first(index: Index) -> Iterator[Entries]:
-    """Yield pieces of the index. A record that spans two pieces is only in the newer one."""
+    """Yield pieces of the index, newest first. A record whose keys are in two pieces appears only in the newer
+    piece.
+    """
     cut = -1
     for name in reversed(index.names()):
         file = index.file(name)
@@ -84,7 +86,7 @@ def _newest_first(index: Index) -> Iterator[Entries]:
 
 
 def _has_its_tag(log: CommitLog, entries: Entries, offset: int) -> bool | None:
-    """None if the record has no tag or cannot be read."""
+    """Return whether a record's tag is in the index. None if the record has no tag or cannot be read."""
     try:
         message = message_at(log, offset, log.next_segment(offset))
     except (OffsetLost, OffsetNotYet, CorruptRecord):
@@ -136,7 +138,10 @@ class StoreDirectory:
             )
 
     def create(self) -> None:
-        """Raises `NotAStore` if the path is a file or a directory with other files, and `UnsupportedStore`."""
+        """Create the directory unless it is a store already.
+
+        Raises `NotAStore` if the path is a file or a directory with other files, and `UnsupportedStore`.
+        """
         refuse_kinds(self.root, writing=True)
         if self.is_store():
             return
@@ -155,9 +160,9 @@ class StoreDirectory:
         make_folder(self.root / COMMIT_LOG_DIR)
 
     def configuration(self, given: StoreConfig | str | os.PathLike[str] | None) -> StoreConfig:
-        """Return the given settings, or else the directory's own.
+        """Return the given settings, or the directory's own if none are given.
 
-        If the directory has them, its file sizes, tag index and archive have priority. Raises `ConfigError`.
+        The directory's file sizes, tag index and archive always override the given ones. Raises `ConfigError`.
         """
         own = existing_settings(self._conf)
         self._warn_if_lost()
@@ -173,11 +178,13 @@ class StoreDirectory:
 
     @property
     def has_configuration(self) -> bool:
-        """Whether `config/store.conf` has the sizes of its files."""
+        """Return whether `config/store.conf` has the sizes of the store's files."""
         return existing_settings(self._conf).keys() >= set(SIZES)
 
     def check_sizes(self, config: StoreConfig) -> None:
-        """Raise `ConfigError` if another process just created the store with other sizes. Call under the store lock."""
+        """Raise `ConfigError` if another process just created the store with other sizes. The caller must hold the
+        store lock.
+        """
         own = existing_settings(self._conf)
         there = replace(config, **{name: own[name] for name in SIZES if name in own})  # rounded as in `config`
         for name in SIZES:
@@ -188,7 +195,7 @@ class StoreDirectory:
                 )
 
     def save_configuration(self, config: StoreConfig) -> None:
-        """Write `config/store.conf` of a new store, or add missing sizes. Call under the store lock."""
+        """Write `config/store.conf` of a new store, or add missing sizes to it. The caller must hold the store lock."""
         own = existing_settings(self._conf)
         missing = [name for name in SIZES if name not in own]
         if missing:
@@ -210,7 +217,7 @@ class StoreDirectory:
         )
 
     def mark_open(self) -> None:
-        """Create `abort`. A broker that finds it recovers as after a crash."""
+        """Create the file `abort`. A broker that finds it recovers as after a crash."""
         abort = self.root / ABORT_FILE
         if not abort.exists():
             write_file(abort, str(os.getpid()).encode("ascii"))
@@ -224,7 +231,7 @@ class StoreDirectory:
             abort.unlink(missing_ok=True)
 
     def warn_of_missing_segments(self, log: CommitLog) -> None:
-        """Warn of a missing segment, and of foreign bytes after the log's end. Call under the store lock."""
+        """Warn of a missing segment, and of foreign bytes after the log's end. The caller must hold the store lock."""
         try:
             log.segments.check()
         except CorruptSegment as error:
@@ -249,10 +256,10 @@ class StoreDirectory:
     def evidence(
         self, log: CommitLog, index: Index, queue_file_size: int, ends: QueueEnds | None, *, alone: bool
     ) -> Evidence:
-        """Return the evidence for `plan_for`. Call under the store lock, before `mark_open`.
+        """Return the evidence for `plan_for`. The caller must hold the store lock, and call this before `mark_open`.
 
-        ends: the recorded ends; updated with later appends. alone: no other writer is open; another one has checked the
-        queues.
+        ends: the recorded ends of queues, updated with later appends. alone: whether no other writer is open. Another
+        writer has already checked the queues.
         """
         abort = (self.root / ABORT_FILE).exists()
         checkpoint = read_checkpoint(self.root) is not None
@@ -287,5 +294,5 @@ class StoreDirectory:
 
 
 def _file_size(folder: Path) -> int | None:
-    """Return the size of the first file that is not empty: a broker sets the size after it creates a file."""
+    """Return the size of the first file that is not empty. A broker creates a file first and sets its size later."""
     return next((status.st_size for _, status in list_files(folder) if status.st_size), None)

@@ -67,9 +67,10 @@ def verify(
 ) -> Report:
     """Check a store of this project or of a RocketMQ broker. Nothing is written.
 
-    Writers may append; messages published after the start are not checked. Memory: a few chunks of the log, a few
-    values for each queue, the slots of one index file. config: as in `MessageStore.open`; needed for a broker's index
-    with other sizes than RocketMQ's default. Raises `NotAStore`, `ConfigError`; every other problem is a finding.
+    Other processes may append; messages published after the start are not checked. Memory: a few chunks of the log, a
+    few values for each queue, the slots of one index file. config: as in `MessageStore.open`; needed for a broker's
+    index whose files have other sizes than RocketMQ's default. Raises `NotAStore`, `ConfigError`; every other problem
+    is a finding.
     """
     directory = StoreDirectory.at(path)
     directory.must_be_store()
@@ -168,7 +169,9 @@ class _Verifier:
         self._is_compared = lambda topic, at: topic not in table.batches and table.is_there(topic, at)
 
     def _noted_ends(self, end: int) -> Ends:
-        """Return the recorded ends of existing queues, none if they are of a later log than `end`."""
+        """Return the recorded ends of existing queues. Return none if they were recorded for a log that was longer than
+        `end`.
+        """
         with suppress(CorruptStore):  # reported by _check_admin_files
             noted, topics = QueueEnds.sound(self._root), Topics(self._root).queue_counts()
             if noted is not None and noted.at <= end:
@@ -184,7 +187,7 @@ class _Verifier:
     # --- the log ---------------------------------------------------------------------------------------
 
     def _walk(self, at: int, end: int, queues: QueuesCheck) -> Iterator[LogChunk]:
-        """Report the bytes between sound records."""
+        """Yield the sound records of the log, and report the bytes between them."""
         while at < end:
             for chunk in walk(self._log, at):
                 yield chunk
@@ -205,7 +208,7 @@ class _Verifier:
             at = resume
 
     def _check_times(self, chunk: LogChunk) -> None:
-        """Report impossible store times: no CRC covers them."""
+        """Report impossible store times, which no CRC covers."""
         times = chunk.records.field("store_timestamp")
         wrong = chunk.offsets[(times <= 0) | (times > LAST_MS)]
         if len(wrong):
