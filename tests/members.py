@@ -36,7 +36,7 @@ class RemoteMember:
         self.process.join()
 
     def _answer(self) -> Any:
-        assert self._here.poll(2 * PATIENCE), "no answer"
+        assert self._here.poll(2 * PATIENCE), "the member does not answer"
         found = self._here.recv()
         if isinstance(found, Exception):
             raise found

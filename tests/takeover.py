@@ -66,13 +66,13 @@ class Follower:
             assert self.read.items() <= expected.items()
             if len(self.read) == len(expected):
                 return
-            assert time.monotonic() < deadline, f"{len(self.read)} of {len(expected)}"
+            assert time.monotonic() < deadline, f"read {len(self.read)} of {len(expected)} messages"
             if len(self.read) == before:
                 self._store.wait(self._confirm_offset, 1.0)
 
     def read_on(self) -> None:
         seen = self._store.confirm_offset
-        assert seen >= self._confirm_offset, "it stepped back"
+        assert seen >= self._confirm_offset, "the published end moved back"
         self._confirm_offset = seen
         for queue in range(QUEUES):
             for message in self._store.get_message("g", TOPIC, queue, self._next[queue]).messages:

@@ -13,7 +13,7 @@ def until(condition: Callable[[], bool], every: float = 0.001, patience: float =
     begin = time.monotonic()
     while not condition():
         taken = time.monotonic() - begin
-        assert taken < patience, f"it did not come about in {taken:.0f} s"
+        assert taken < patience, f"the condition did not hold within {taken:.0f} s"
         time.sleep(max(every, min(taken / 20, 0.1)))
     return time.monotonic() - begin
 

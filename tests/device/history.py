@@ -79,13 +79,13 @@ class History:
         must, may, gone = (_last(steps, cut) for steps in (self.must, self.may, self.gone))
         first = numbers[found[0].body] if found else must
         end = first + len(found)
-        assert [numbers[each.body] for each in found] == list(range(first, end)), "in order, and nothing between"
+        assert [numbers[each.body] for each in found] == list(range(first, end)), "messages are missing or out of order"
         lost = [each for each in self.sent[:first] if (each.physical_offset or 0) >= gone]
-        assert not lost, f"{len(lost)} are gone from the head, the first is {lost[0]}"
-        assert must <= end, f"of {must} that were promised {end} are there"
-        assert end <= may, f"{end} are there, but {may} were put"
+        assert not lost, f"{len(lost)} messages are missing at the head, the first is {lost[0]}"
+        assert must <= end, f"{end} messages are left of {must} guaranteed ones"
+        assert end <= may, f"{end} messages were found, but {may} were put"
         torn = [whole for whole in self.wholes if whole[0] < end < whole[1]]
-        assert not torn, f"{end} are there, but {torn[0]} were put as a whole"
+        assert not torn, f"the log ends at message {end}, within the append {torn[0]}"
         return end
 
     def check_each(self, found: list[Sent]) -> None:
@@ -98,7 +98,7 @@ class History:
             put = sent[here.body]
             if put.queue_offset is None:
                 put = put.placed(here.queue_id, here.queue_offset, here.physical_offset)
-            assert here == put, f"{here} was put as {put}"
+            assert here == put, f"{here} differs from the message put: {put}"
 
     def refuse(self, answered: int) -> None:
         """Record that the puts after the first `answered` messages failed."""

@@ -59,7 +59,7 @@ def lived(root: Path, tree: Tree, chance: random.Random, flush: str, history: Hi
         if chance.random() < 0.5:
             life.end()
     if cut is None:
-        assert Disk(tree, recorder.changes, chance).now() == tree_of(root), "everything was seen"
+        assert Disk(tree, recorder.changes, chance).now() == tree_of(root), "the recorder saw every change"
     life.abandon()
     return Lived(recorder.changes, life.history)
 
@@ -239,7 +239,7 @@ def test_queue_file_is_complete_before_the_next_exists(tmp_path: Path, monkeypat
             tree = Disk({}, changes[:cut], chance := random.Random(f"{cut}/{number}")).after_power_loss(chance)
             check_queue_files(tree)
             found.add((cut > begun, sum(CONSUME_QUEUE_DIR in path for path in tree)))
-    assert {(False, 9), (True, 9), (True, 4)} <= found, "files came and went"
+    assert {(False, 9), (True, 9), (True, 4)} <= found, "files were created and deleted"
 
 
 def test_records_cut_off_by_recovery_do_not_come_back(tmp_path: Path) -> None:

@@ -103,11 +103,11 @@ def test_pages_of_a_failed_flush_stay_lost(tmp_path: Path) -> None:
     assert {"a": b"\0\0\0"} in left(recorded(tmp_path / "run", run, fault))
     more = "os.pwrite(fd, b'two', 3)\nos.fsync(fd)"
     again = left(recorded(tmp_path / "again", run + more, fault))
-    assert {"a": bytes(6)} in again, "it was a hole"
-    assert {"a": b"onetwo"} in again, "what did not fail"
+    assert {"a": bytes(6)} in again, "the page was a hole"
+    assert {"a": b"onetwo"} in again, "only the page that failed is lost"
     run = f"{WRITE}{SYNC_NAME}os.fsync(fd)\nos.pwrite(fd, b'more', 3)\n{fails}os.pwrite(fd, b'!', 7)\nos.fsync(fd)"
     again = left(recorded(tmp_path / "page", run, Fault("fsync", 2, 5)))
-    assert again == [{"a": b"onemore!"}], "the whole page goes when it is written to once more"
+    assert again == [{"a": b"onemore!"}], "the next write writes the whole page"
 
 
 def test_tree_is_restored_unchanged(tmp_path: Path) -> None:

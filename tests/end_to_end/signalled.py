@@ -193,13 +193,13 @@ class Child(NamedTuple):
 
     def send(self, how: str) -> None:
         if not self.hear(b"r"):
-            self.fail("does not begin")
+            self.fail("does not begin its work")
         time.sleep(chance.uniform(0, _LATEST))
         for _ in range(int(PATIENCE / _AGAIN)):
             os.kill(self.pid, signal.SIGINT if how == "interrupt" else signal.SIGTERM)
             if self.hear(b"c", _AGAIN) if how == "interrupt" else self.has_ended(_AGAIN):
                 return
-        self.fail("does not react")
+        self.fail("does not react to the signal")
 
     def fail(self, why: str) -> NoReturn:
         os.kill(self.pid, signal.SIGABRT)  # faulthandler prints the stacks

@@ -146,7 +146,7 @@ def test_messages_are_refused_above_the_warning_level(device: Path, monkeypatch:
         ):
             with pytest.raises(StoreFull, match=r"the disk is 9\d% full, more than diskSpaceWarningLevelRatio=90;"):
                 put()
-        assert used_percent(device) == 91, "182 of 200 pages"
+        assert used_percent(device) == 91, "182 of 200 pages are used"
         refuse_when_full(device, replace(SIZES, diskSpaceWarningLevelRatio=91))
         assert store.confirm_offset == confirm
         assert bodies(store, "t") == {(0, 0): b"old"}

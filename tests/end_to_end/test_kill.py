@@ -53,7 +53,7 @@ def check_log(path: Path, records: int) -> None:
     assert (chunks[-1].end if chunks else 0) == end
     for start in log.segments.check():
         data = log.segments.read(start, size)
-        assert not any(data[max(0, end - start) :]), "stale bytes behind the end"
+        assert not any(data[max(0, end - start) :]), "stale bytes follow the end"
 
 
 def test_writers_killed_at_random_moments(tmp_path: Path) -> None:
@@ -155,8 +155,8 @@ def test_writer_killed_at_every_system_call(
         assert not (path / "abort").exists()
         check_log(path, len(found) + 1)
     assert len(outcomes) > 10, "the append makes more system calls than that"
-    assert outcomes == sorted(outcomes), "once it is published it stays"
-    assert outcomes.count(True) == (0 if mode == "before" else 1), "and publishing, which has no half, is its last call"
+    assert outcomes == sorted(outcomes), "a published append stays"
+    assert outcomes.count(True) == (0 if mode == "before" else 1), "publishing is the last call, and has no half"
 
 
 @pytest.mark.parametrize("mode", ["before", "half"])

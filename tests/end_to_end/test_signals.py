@@ -45,7 +45,7 @@ def test_signals_lose_no_acknowledged_message(tmp_path: Path, work: str) -> None
     with MessageStore.open(path) as store:
         found = bodies(store)
     assert acknowledged.items() <= found.items()
-    assert max(Counter(found.values()).values()) == 1, "a message is there twice"
+    assert max(Counter(found.values()).values()) == 1, "a message is stored twice"
     assert not (path / "abort").exists()
     check_log(path, len(found))
     if work in CONSUMING:

@@ -69,7 +69,9 @@ def run(writer: DataStreamWriter, path: str | None = None) -> None:
 
 def come_to_its_end(query: StreamingQuery) -> None:
     done = query.awaitTermination(QUERY_PATIENCE)
-    assert done, f"it has not ended after {QUERY_PATIENCE:.0f} s: {query.status}, last batch {query.lastProgress}"
+    assert done, (
+        f"the query has not ended after {QUERY_PATIENCE:.0f} s: {query.status}, last batch {query.lastProgress}"
+    )
 
 
 def forget_last_commit(checkpoint: Path) -> None:

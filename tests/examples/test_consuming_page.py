@@ -54,7 +54,7 @@ def test_page_runs_on_a_directory(tmp_path: Path, capsys: pytest.CaptureFixture[
         with pytest.raises(EnoughError):
             exec(listening[: listening.index("def ")] + iterating, {"book_one": book_one})
         assert booked == [b"three", b"four"]
-        assert come_to(3)(), "the one in hand comes again"
+        assert come_to(3)(), "the message in hand is delivered again"
 
 
 def test_page_runs_on_a_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,4 +87,4 @@ def test_page_is_short(page: Path) -> None:
 def test_page_is_a_task(page: Path) -> None:
     title, text = page.read_text("utf-8").split("\n", 1)
     assert title.startswith("# ")
-    assert not text.startswith("\n"), "the promise comes first"
+    assert not text.startswith("\n"), "the page begins with its promise"

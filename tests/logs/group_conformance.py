@@ -166,7 +166,7 @@ class GroupTests:
         assert other.lock(self.ALL) == {self.Q2, self.Q3}
         one.wait(0)
         assert one.lock([self.Q0, self.Q1]) == {self.Q0, self.Q1}
-        assert not other.wait(0), "renewed only"
+        assert not other.wait(0), "these locks were only renewed"
         other.unlock(self.ALL)
         one.unlock([self.Q1])
         assert other.wait(PATIENCE)
@@ -209,7 +209,7 @@ class GroupTests:
             one.commit({self.Q0: 9})
             monkeypatch.undo()
             other.signal(signal.SIGCONT)
-            assert other.call("lock", self.ALL) == set(), "one it lost, the others expired"
+            assert other.call("lock", self.ALL) == set(), "it lost one lock, and the others expired"
             assert other.call("lock", self.ALL) == {self.Q1, self.Q2, self.Q3}
             assert one.lock([self.Q0]) == {self.Q0}
             one.unlock([self.Q0])
@@ -334,7 +334,9 @@ class GroupTests:
                 assert y.resets() == {self.Q1: 1}
                 assert x.call("resets") == {self.Q1: 1}
                 y.reset({self.Q0: 2, self.Q1: 3})
-                assert (x.call("resets"), y.resets()) == ({}, {self.Q0: 2, self.Q1: 3}), "each has its own"
+                assert (x.call("resets"), y.resets()) == ({}, {self.Q0: 2, self.Q1: 3}), (
+                    "each member gets its own resets"
+                )
                 assert x.call("committed", self.ALL) == {self.Q0: 5, self.Q1: 1}
             x.call("commit", {self.Q0: 8})
         with group.join(EVERYTHING, model=BROADCASTING, instance="x") as member:

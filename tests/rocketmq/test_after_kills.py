@@ -105,7 +105,7 @@ def test_rocketmq_appends_after_a_dead_append(rocketmq: RocketMQ, tmp_path: Path
         found = list(bodies(store).values())
     assert found.count(b"theirs") == messages
     died = [body for body in found if len(body) == 700]
-    assert 0 < len(died) < 12, "what RocketMQ served stays"
+    assert 0 < len(died) < 12, "messages that RocketMQ served stay"
     assert len(found) == len(old) + len(died) + messages
 
 

@@ -65,6 +65,8 @@ def test_broker_keeps_the_commits_topic(rocketmq5: RocketMQ, tmp_path: Path) -> 
         seen.assert_same(seen.by_scan(store, theirs), theirs)
         assert commits_of(store).has(batch_of(BATCHES - 1))
         (Path(store.path) / "commits" / "query" / "mark.json").unlink()
-        assert all(commits_of(store).has(batch_of(number)) for number in range(BATCHES)), "the records tell"
+        assert all(commits_of(store).has(batch_of(number)) for number in range(BATCHES)), (
+            "the records show it without the file"
+        )
         write(store, BATCHES)
         assert store.max_offset(COMMITS_TOPIC, 0) == BATCHES + 1

@@ -94,7 +94,7 @@ def test_deletion_by_us_equals_deletion_by_a_broker(rocketmq: RocketMQ, tmp_path
     for directory in (path, ours):
         with MessageStore.open(directory) as store:
             assert topics_of(store) - {DELETED} == {"kept", ANEW}
-            assert DELETED not in store.topics() or directory == path, "a busy broker may leave a part"
+            assert DELETED not in store.topics() or directory == path, "a busy broker may leave a part of the topic"
             assert bodies(store, "kept") == KEPT
         lines = [line for line in rocketmq.read(directory, INDEX) if line.get("topic") in ("kept", ANEW)]
         kept.append(seen.by_rocketmq(lines))

@@ -279,7 +279,7 @@ def test_clients_continue_in_a_recreated_topic(rocketmq: RocketMQ, served: Serve
     """is_told: the clients got a notification of the deletion. Unlike RocketMQ's broker, the server continues at the
     old offsets, so the clients do not go back."""
     if rocketmq.line < "5":
-        pytest.skip("it waits 10 seconds before it goes back")
+        pytest.skip("RocketMQ 4's client waits 10 seconds before it goes back")
     store, clients = served
     groups: dict[str, Json] = {"anew": {}, "anew-in-order": {"orderly": True}}
     for group, how in groups.items():

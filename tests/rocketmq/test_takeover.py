@@ -40,7 +40,7 @@ def test_readers_raise_at_each_change_of_the_owner(rocketmq5: RocketMQ, spark: S
         return stream.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "checkpoint")).start()
 
     def read() -> dict[tuple[int, int], bytes]:
-        assert len({(row[1], row[2]) for row in sink.rows}) == len(sink.rows), "a message came twice"
+        assert len({(row[1], row[2]) for row in sink.rows}) == len(sink.rows), "a message was read twice"
         return {(row[1], row[2]): row[3] for row in sink.rows}
 
     def must_fail(query: StreamingQuery, reader: MessageStore) -> None:
@@ -78,4 +78,4 @@ def test_readers_raise_at_each_change_of_the_owner(rocketmq5: RocketMQ, spark: S
         reader = all_read_by(query)
     query.stop()
     reader.close()
-    assert len(sink.rows) > 60 + 2 * MESSAGES, "what RocketMQ kept of the dead append"
+    assert len(sink.rows) > 60 + 2 * MESSAGES, "messages of the dead append that RocketMQ kept"

@@ -178,7 +178,7 @@ def test_real_time_batch_of_healthy_broker_does_not_wait(
     pair.put("a", 2)
     since = time.monotonic()
     query.until(1, 2)
-    assert time.monotonic() - since < 5.0, "two batches, and an attempt at each"
+    assert time.monotonic() - since < 5.0, "two batches, with one attempt to connect each"
     pair.put("b", 3)
     pair.start("b")
     query.until(1, 2, 3)

@@ -140,7 +140,7 @@ def test_query_takes_over_queues_on_request(reader: Readers) -> None:
         QueuesTaken, match=r"Group g: another query .* took over .* ended after its last committed batch"
     ):
         latest(one, end)
-    assert latest(other, start) == start, "all is done: nothing is new"
+    assert latest(other, start) == start, "there is nothing new to read"
     assert other._planner._group.locks
     assert other._planner._group.acquire([Q0, Q1], 0)
 

@@ -80,7 +80,7 @@ def test_append_of_several_tables_and_messages(store: MessageStore, reader: Mess
     assert [message.body for message in reader.query(COMMITS_TOPIC, "query-7")] == [b"committed"]
     assert len(result) == 45
     assert result.physical_offsets[0] == before
-    assert (result.physical_offsets[1:] > result.physical_offsets[:-1]).all(), "in the order in which it was added"
+    assert (result.physical_offsets[1:] > result.physical_offsets[:-1]).all(), "in the order of adding"
     assert result.queue_ids[-5:].tolist() == [1, 0, 0, 1, 0]
     assert result.queue_offsets[-5:].tolist() == [0, 21, 0, 1, 0]
     check_log(store.path, 47)

@@ -68,7 +68,7 @@ def test_interrupted_close_leaves_no_thread(path: Path, step: FunctionType) -> N
         if frame.f_code is step.__code__:
             raise KeyboardInterrupt
 
-    assert threading.active_count() == threads + 1, "one delivers"
+    assert threading.active_count() == threads + 1, "one thread delivers"
     sys.settrace(interrupt)
     try:
         with pytest.raises(KeyboardInterrupt):

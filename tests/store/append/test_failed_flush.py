@@ -40,7 +40,7 @@ def test_any_failed_flush_stops_appends(path: Path, device: Device, number: int)
             verb()
     assert (path / "abort").exists()
     with MessageStore.open(path, read_only=True) as reader:
-        assert len(bodies(reader)) == 50, "readers go on"
+        assert len(bodies(reader)) == 50, "readers continue"
         with MessageStore.open(path) as again:
             put(again, 50, 51)
             found = bodies(again)
@@ -148,7 +148,7 @@ def test_failure_to_open_a_directory_is_no_failed_flush(path: Path, monkeypatch:
             refusing = -1
             store.put_many(messages)
         store.flush()
-        assert put_before >= 4, "the log's, the queue's, those above them"
+        assert put_before >= 4, "folders of the log, of the queue, and those above"
         expected = bodies(store)
     with MessageStore.open(path) as again:
         assert bodies(again) == expected
@@ -184,7 +184,7 @@ def test_unflushed_bytes_are_written_again_after_a_failure(path: Path, monkeypat
     assert not on_device
     broken[0] = False
     MessageStore.open(path).close()
-    assert end < 4096, "one segment"
+    assert end < 4096, "the log has one segment"
     (log,) = (path / "commitlog").iterdir()
     assert on_device[log.stat().st_ino] >= set(range(begin, end))
     for queue in range(2):

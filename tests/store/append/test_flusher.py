@@ -33,7 +33,7 @@ def test_nothing_is_flushed_before_its_time(tmp_path: Path) -> None:
         store.put(Message("t", b"x"))
         assert flushed(tmp_path) < store.confirm_offset
         confirm = store.confirm_offset
-    assert flushed(tmp_path) == confirm, "closing flushes"
+    assert flushed(tmp_path) == confirm, "closing flushes the log"
 
 
 def test_concurrent_first_appends_share_one_flusher(tmp_path: Path) -> None:

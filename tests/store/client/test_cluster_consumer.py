@@ -94,7 +94,7 @@ def test_two_consumers_share_the_queues(
     until(lambda: {*TOPIC} <= {*second.assigned})
     put(store, range(60, 80))
     until(lambda: {*range(60, 80)} <= {*other.numbers})
-    assert len(one.numbers) + len(other.numbers) == before + 20, "a clean close leaves nothing to come twice"
+    assert len(one.numbers) + len(other.numbers) == before + 20, "a clean close leaves no message to be delivered twice"
 
 
 def test_failing_message_is_retried_and_becomes_a_dead_letter(store: MessageStore, cluster: ClusterAddress) -> None:

@@ -162,7 +162,7 @@ def test_iteration_works_in_an_event_loop(store: MessageStore) -> None:
                     before = ticks
                     asyncio.get_running_loop().call_later(0.1, put, store, [10])
                 if len(found) == 11:
-                    assert ticks > before, "others ran while there was no message"
+                    assert ticks > before, "other tasks ran while there was no message"
                     break
         ticking.cancel()
         return found

@@ -98,7 +98,9 @@ def test_killed_and_stopped_consumers_keep_the_order(tmp_path: Path) -> None:
         expected, before = 0, 0
         for offset, process in calls:
             if offset == expected - 1:
-                assert before in workers.killed, f"queue {queue_id}: {offset} came twice, and {before} was not killed"
+                assert before in workers.killed, (
+                    f"queue {queue_id}: {offset} was delivered twice, and process {before} was not killed"
+                )
                 twice += 1
             else:
                 assert offset == expected, f"queue {queue_id}: {offset} after {expected - 1}"

@@ -56,7 +56,7 @@ def test_producers_killed_at_random_moments(tmp_path: Path) -> None:
         assert int(number) < KEYS if (queue, key) not in last else int(number) == last[queue, key] + KEYS
         last[queue, key] = int(number)
     keys = [key for _, key in last]
-    assert len(set(keys)) == len(keys), "a key in two queues"
+    assert len(set(keys)) == len(keys), "a key is in two queues"
 
 
 def test_named_producer_sends_all_again_after_each_kill(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_head_of_hidden_record_is_written_last_cleared_first(tmp_path: Path, beg
     head = first % SIZE
     assert kinds(recorder.changes[hidden:shown]) == [(head, (120).to_bytes(4, "big")), Sync]
     cleared = kinds(recorder.changes[shown:])
-    assert cleared[:2] == [(head, bytes(4)), Sync], "on the device before anything else goes"
+    assert cleared[:2] == [(head, bytes(4)), Sync], "the cleared head is on the device before other bytes are deleted"
     assert cleared[-1] is Sync
     assert len(cleared) > 3
 

@@ -208,12 +208,12 @@ def test_log_offset_after_the_last_entry(tmp_path: Path) -> None:
     it = queue(tmp_path)
     assert it.dispatched(700) == 0
     it.begin_at(12, 1)
-    assert it.dispatched(1 << 40) == 0, "pre-blank entries are of no record"
+    assert it.dispatched(1 << 40) == 0, "pre-blank entries have no record"
     it.write(12, entries(12, 15))
     assert [it.dispatched(confirm_offset) for confirm_offset in (1499, 1500, 1 << 40)] == [1400, 1500, 1500]
     it.write(15, entries(15, 21))
     it.expire(2000)
-    assert it.dispatched(2100) == 2100, "the only entry of its file"
+    assert it.dispatched(2100) == 2100, "the remaining entry is the only one of its file"
 
 
 def test_entries_of_a_deleted_file_are_left_out(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_replaced_file_is_read_again_if_current_is_required(tmp_path: Path) -> N
     assert other.entries(10, 12, current=True).tobytes() == entries(30, 32).tobytes()
     it.truncate(10)
     it.write(10, entries(10, 15))
-    assert other.entries(12, 15).tobytes() == entries(12, 15).tobytes(), "an empty one is looked for again"
+    assert other.entries(12, 15).tobytes() == entries(12, 15).tobytes(), "a deleted file is looked up again"
 
 
 _PATIENCE = 60.0
@@ -299,7 +299,7 @@ def _write_straddling(root: Path, turn: Synchronized[int]) -> None:
     deadline = time.monotonic() + _PATIENCE
     for number, index in enumerate(_STRADDLING):
         while turn.value < number:
-            assert time.monotonic() < deadline, "whoever looks has gone"
+            assert time.monotonic() < deadline, "the reading process has ended"
         it.write(index, entries(index, index + 1))
 
 
@@ -320,7 +320,7 @@ def test_partly_visible_entry_does_not_count(tmp_path: Path) -> None:
             turn.value = number
             tails = {it.max_offset(confirm_offset) for _ in range(10)}
             while it.entries(index, first)["physical_offset"][0] == 0:
-                assert time.monotonic() < deadline, "the writer does not write"
+                assert time.monotonic() < deadline, "the writing process does not write"
                 tails.add(it.max_offset(confirm_offset))
             assert tails == {index}
     finally:

@@ -142,7 +142,7 @@ def test_deleted_group_loses_its_settings(tmp_path: Path) -> None:
         groups.delete("grp", with_offsets=False)
         assert groups.settings.all().keys() == {"other"}
         assert groups.all_offsets().keys() == {"t@grp", "u@grp", "t@other", "u@other"}
-        assert counter(tmp_path, "subscriptionGroup.json") == 3, "the second time nothing is written"
+        assert counter(tmp_path, "subscriptionGroup.json") == 3, "the second call writes nothing"
     groups.set_positions("a@b", {Queue("t", 0): 5})
     for _ in range(2):
         groups.delete("grp", with_offsets=True)

@@ -33,7 +33,7 @@ def test_truncate_restores_the_header(tmp_path: Path, kept: int) -> None:
     never, cut = made(tmp_path / "never", kept), made(tmp_path / "cut", 60)
     cut.truncate(int(OFFSETS[kept]))
     expected, found = never.header(), cut.header()
-    assert 0 <= found.pop("end_timestamp") - expected.pop("end_timestamp") < 1000, "known to the second"
+    assert 0 <= found.pop("end_timestamp") - expected.pop("end_timestamp") < 1000, "the index stores whole seconds"
     assert found == expected
     assert found["slots_used"] == len(np.unique(HASHES[:kept] % SLOTS))
     assert cut.slot_values(0, SLOTS).tolist() == never.slot_values(0, SLOTS).tolist()

@@ -68,7 +68,7 @@ def test_index_lost_while_a_store_is_open_is_rebuilt(path: Path, damage: Damage)
         files = len(list((path / "index").iterdir()))
     inodes = {file.stat().st_ino for file in (path / "index").iterdir()}
     MessageStore.open(path).close()
-    assert {file.stat().st_ino for file in (path / "index").iterdir()} == inodes, "made once"
+    assert {file.stat().st_ino for file in (path / "index").iterdir()} == inodes, "the files were rebuilt only once"
     assert len(inodes) == files > 2
 
 

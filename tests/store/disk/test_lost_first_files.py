@@ -22,18 +22,18 @@ def parts(path: Path) -> tuple[CommitLog, ConsumeQueue]:
 def test_lost_first_file_is_an_error(path: Path) -> None:
     first_file(path)
     log, queue = parts(path)
-    assert first_remaining(log, queue, ENTRIES) == ENTRIES, "nothing before is asked for"
+    assert first_remaining(log, queue, ENTRIES) == ENTRIES, "no earlier entry is needed"
     said = f"{queue}: no sound entry before {ENTRIES}, but the log has the message of offset 0; {MAKE_ANEW}"
     for offset in (0, ENTRIES - 1):
         with pytest.raises(CorruptSegment) as told:
             first_remaining(log, queue, offset)
         assert str(told.value) == said
     begins = {("t", 1): Begin.of(queue)}
-    assert must_begin(log, begins, {"t": begins["t", 1].at}), "it is of an older life"
-    assert not must_begin(log, begins, most=50), "that is less than a record"
-    assert must_begin(log, {("t", 1): begins["t", 1]._replace(at=0)}), "it is the log's first"
+    assert must_begin(log, begins, {"t": begins["t", 1].at}), "the record is of a deleted topic"
+    assert not must_begin(log, begins, most=50), "50 bytes are less than a record"
+    assert must_begin(log, {("t", 1): begins["t", 1]._replace(at=0)}), "the record is the first of the log"
     assert must_begin(log, {("t", 1): begins["t", 1]._replace(offset=0)})
-    assert must_begin(log, {("t", 7): begins["t", 1]}), "of that one the log has nothing"
+    assert must_begin(log, {("t", 7): begins["t", 1]}), "the log has no record of queue 7"
 
 
 def test_damaged_log_does_not_prove_a_loss(path: Path) -> None:

@@ -42,7 +42,7 @@ def test_ends_of_another_log_do_not_match(path: Path) -> None:
     assert agree(path, at=last, of={**others, ("t", 2): 24}), "later messages are read from the log"
     assert not agree(path, end=last), "the log ends before"
     assert not agree(path, end=last, of={}), "the log ends before, for any queues"
-    assert not agree(path, end=last, at=last), "an entry of a record that is not there"
+    assert not agree(path, end=last, at=last), "an entry of a missing record"
     assert not agree(path, of={("t", 2): 26})
     log = path / "commitlog" / segment_name(last // 4096 * 4096)
     content = bytearray(log.read_bytes())
@@ -226,10 +226,10 @@ def test_ends_flushed_by_others_are_read_from_the_log(path: Path) -> None:
         ends.follow(middle, end, ours)
         assert ends.complete(log, QueueEnds(0, {}))
         assert ends.of == {("t", 0): 25, ("t", 1): 25, ("t", 2): 10}
-        assert ends.complete(log, QueueEnds(0, {})), "nothing is missing any more"
+        assert ends.complete(log, QueueEnds(0, {})), "nothing is missing anymore"
     ends = QueueEnds(0, {})
     ends.follow(middle, end, ours)
-    assert ends.complete(log, QueueEnds(middle, {("t", 2): 9})), "what another one wrote is not read again"
+    assert ends.complete(log, QueueEnds(middle, {("t", 2): 9})), "records that another store saved are not read again"
     assert ends.of == {("t", 0): 25, ("t", 1): 25, ("t", 2): 9}
 
 
@@ -279,7 +279,7 @@ def test_index_file_without_own_records_is_not_saved_each_time(path: Path) -> No
         assert ends is not None
         assert set(index.names()) - ends.index.keys()
         assert not ends.is_due(index)
-        assert index.last_keys(ends.at, max(ends.index)).keys() == {max(ends.index)}, "older ones are not looked at"
+        assert index.last_keys(ends.at, max(ends.index)).keys() == {max(ends.index)}, "older files are not read"
 
 
 def test_topic_deleted_by_a_broker_stays_deleted(path: Path) -> None:
@@ -342,7 +342,7 @@ def test_overtaken_writer_saves_no_foreign_ends(path: Path, monkeypatch: pytest.
         def overtaken(*arguments: Any) -> None:
             monkeypatch.undo()
             second.put_many([Message("t", b"second", queue_id=0) for _ in range(5)])
-            assert second.clean(asked=True, forced=True).log, "clean notes the ends before it deletes"
+            assert second.clean(asked=True, forced=True).log, "clean saves the ends before it deletes"
             follow(*arguments)
 
         monkeypatch.setattr(QueueEnds, "follow", overtaken)

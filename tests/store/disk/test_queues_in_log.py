@@ -46,7 +46,7 @@ def assert_as_its_client_saw(path: Path) -> None:
             assert [message.physical_offset for message in reader.query(topic, key)] == sorted(offsets)
         assert len(reader.query("Gone", "dup")) == NEW
         old = [message for n in range(OLD) for message in reader.query("Gone", f"a{n}")]
-        assert old == [], "their life is over"
+        assert old == [], "they are of the deleted topic"
     assert verify(path, config=SIZES).findings == []
 
 
@@ -227,7 +227,7 @@ def test_records_of_the_last_life_count() -> None:
     assert counting(0, 2000, 8) == list(range(6))
     assert counting(6, 3000, 3) == [6, 7, 8]
     none = QueueInLog(max_offset=5, is_cut=True).counting(np.arange(3), np.zeros(3, CQ_ENTRY))
-    assert none.start == none.stop, "all are of lives that are over"
+    assert none.start == none.stop, "all entries are of deleted topics"
 
 
 @pytest.mark.parametrize(

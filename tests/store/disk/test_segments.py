@@ -215,10 +215,10 @@ def test_only_files_of_the_range_are_replaced(tmp_path: Path) -> None:
     stay = [path.stat().st_ino == inode for path, inode in zip(paths, inodes, strict=True)]
     assert stay == [False, False, True, True]
     log.write_again(2 * size + 12, 3 * size)
-    assert paths[2].stat().st_ino == inodes[2], "it has nothing there"
+    assert paths[2].stat().st_ino == inodes[2], "the file has no bytes in that range"
     log.write(3 * size + 4096, bytes(4096))
     log.write_again(3 * size + 13, 4 * size)
-    assert paths[3].stat().st_ino != inodes[3], "such a page may be a hole on the device"
+    assert paths[3].stat().st_ino != inodes[3], "a page of zeros may be a hole on the device"
     log.write(size + 230, b"and more")
     assert paths[1].read_bytes()[100:238] == b"in the second" * 10 + b"and more"
     assert held[100:238].tobytes() == b"in the second" * 10 + bytes(8)

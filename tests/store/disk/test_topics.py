@@ -215,7 +215,7 @@ def test_queues_created_by_a_broker_are_seen_without_a_table(tmp_path: Path) -> 
     for name, ask, answer in asked:
         (tmp_path / "consumequeue" / name / "0").mkdir(parents=True)
         assert ask(name) == answer
-    assert len(changes) == 1, "at the first look"
+    assert len(changes) == 1, "the change is noticed at the first check"
     other.delete("b", Tombstone(120))
     assert (topics.table().deleted, topics.queue_count("b"), sorted(topics.table().on_disk)) == (
         {"b"},

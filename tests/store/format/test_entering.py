@@ -167,7 +167,7 @@ def test_recovery_rebuilds_what_the_append_wrote(rows: list[Message], as_tables:
                 named = (*properties.get("KEYS", "").split(" "), properties.get("UNIQ_KEY"))
                 keys |= {(row.topic, key) for key in named if key}
         appended = state(path, keys)
-        assert all(appended[1].values()), "every key is found"
+        assert all(appended[1].values()), "each key finds its message"
         for name in ("consumequeue", "index"):
             shutil.rmtree(path / name, ignore_errors=True)
         (path / "watermark").unlink()

@@ -143,7 +143,7 @@ def test_record_of_rocketmq_is_read_and_written() -> None:
 def test_property_crc_equals_rocketmqs() -> None:
     records = encode(Message("TopicA", b"abc", "T", flag=7, born_timestamp=0x18BCFE56800, queue_id=0), with_crc=True)
     stored = decode_record(PROPERTY_CRC, "here")
-    assert stored.properties == {"TAGS": "T"}, "the CRC is none of a user's"
+    assert stored.properties == {"TAGS": "T"}, "the CRC is no property of the user"
     records.stamp(np.array([0]), np.array([0]), stored.store_timestamp)
     born = field_offset(RECORD_HEADER, "born_ip")
     header = records.headers.view(np.uint8)

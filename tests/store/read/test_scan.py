@@ -189,7 +189,7 @@ def test_wrong_tags_code_is_an_error(store: MessageStore, code: int) -> None:
     another = rf"{where}: the log holds another message there: .* tag Aa, tags code in the queue {code};"
     with pytest.raises(CorruptRecord, match=another):
         store.get_message("g", "t", 0, 3)
-    assert sum(batch.num_rows for batch in store.scan("t", 0, 0, 10, ("body",))) == 10, "tags are not looked at"
+    assert sum(batch.num_rows for batch in store.scan("t", 0, 0, 10, ("body",))) == 10, "tags are not checked"
 
 
 @pytest.mark.parametrize("expression", [None, "Aa", "none"])

@@ -151,7 +151,7 @@ def test_segment_missing_in_the_middle_is_named(path: Path) -> None:
     (path / "watermark").unlink()
     with pytest.raises(CorruptSegment, match=rf"commitlog: no file for bytes {SIZE} to {2 * SIZE}; restore"):
         MessageStore.open(path)
-    assert not (path / "abort").exists(), "a store that could not be opened is as it was"
+    assert not (path / "abort").exists(), "a store that could not be opened is unchanged"
 
 
 def test_leftover_queue_files_of_retention_are_deleted(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_leftover_queue_files_of_retention_are_deleted(tmp_path: Path) -> None:
         assert [store.max_offset("t", queue_id) for queue_id in range(2)] == [50, 50]
     for queue_id, head in enumerate(heads):
         first = min(int(file.name) // CQ_ENTRY.itemsize for file in (tmp_path / f"consumequeue/t/{queue_id}").iterdir())
-        assert first <= head < first + 10, "of ten entries"
+        assert first <= head < first + 10, "the first file has ten entries"
 
 
 def test_rebuilding_a_queue_does_not_restore_a_dead_append(tmp_path: Path) -> None:

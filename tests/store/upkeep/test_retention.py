@@ -129,7 +129,7 @@ def test_old_segments_and_their_entries_are_deleted(path: Path) -> None:
         for each in (store, reader):
             assert each.offsets("t", 0) == (15, 30)
             assert kept(each) == list(range(15, 30))
-            assert each.offsets("t", 1) == (1, 1), "its numbering goes on"
+            assert each.offsets("t", 1) == (1, 1), "its offsets continue"
             assert each.offsets("t", 2) == (0, 0)
             with pytest.raises(OffsetLost, match="offsets 0 to 15 are gone, the oldest left is 15"):
                 each.scan("t", 0, 0, 30)

@@ -150,7 +150,7 @@ def test_transaction_ended_beyond_the_end_is_open_again(tmp_path: Path, *, reboo
     with MessageStore.open(live) as store:
         transactions = Transactions(store, "sellers")
         transactions.commit([first])
-        transactions.check(lambda _: pytest.fail("nothing is open"), immunity=0)
+        transactions.check(lambda _: pytest.fail("no transaction is open"), immunity=0)
     shutil.copytree(live / "config", back / "config", dirs_exist_ok=True)
     if reboot:
         another_boot(back)
