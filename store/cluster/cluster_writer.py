@@ -104,7 +104,7 @@ class Sending:
             if pause == _PAUSE_SECONDS:
                 self._fail_over(failed.keys())
             else:
-                _logger.warning("%s: sent again: %s", address, next(iter(failed.values())))
+                _logger.warning("%s: sent again: %s", address, "; ".join(dict.fromkeys(map(str, failed.values()))))
             pause = _PAUSE_SECONDS
 
     def _send_first_of_each(self) -> dict[Queue, RemotingError]:
@@ -151,7 +151,7 @@ class Sending:
         """Move messages to queues of other brokers, in turn, if allowed."""
         route = self._brokers.routes.route(self._topic)
         away = {queue.broker for queue in failed}
-        others = [queue for queue in (() if route is None else route.write) if queue.broker not in away]
+        others = [] if route is None else [queue for queue in route.with_master() if queue.broker not in away]
         for queue, other in zip(failed, cycle(others), strict=False):
             kept, moved = deque[_Send](), self._left.setdefault(other, deque())
             for each in self._left.pop(queue):
@@ -314,8 +314,7 @@ class ClusterAppend:
 
     def _choose(self, topic: str, messages: MessageColumns, queues: list[Queue]) -> tuple[Int64s, Bools]:
         """Return the index of each message's queue, and which messages have neither a queue id nor a sharding key."""
-        there = self._queues(topic)
-        here = np.flatnonzero([queue in there for queue in queues])
+        here = self._available(topic, queues)
         turn, is_free = next(self._turns), np.ones(len(messages), np.bool_)
         chosen: Int64s = here[(turn + np.arange(len(messages)) * len(here) // max(1, len(messages))) % len(here)]
         if messages.sharding_keys is not None:
@@ -327,6 +326,13 @@ class ClusterAppend:
             for number in np.unique(messages.queue_ids[messages.queue_ids != ANY_QUEUE]).tolist():
                 chosen = np.where(messages.queue_ids == number, self._named(topic, number, queues), chosen)
         return chosen, is_free
+
+    def _available(self, topic: str, queues: list[Queue]) -> Int64s:
+        """Return the indices of the writable queues whose master is there; of all writable ones if none is."""
+        there = self._queues(topic)
+        route = self._brokers.routes.route(topic)
+        up = [] if route is None else route.with_master()
+        return np.flatnonzero([queue in (up or there) for queue in queues])
 
     def _named(self, topic: str, number: int, queues: list[Queue]) -> int:
         found = [index for index, queue in enumerate(queues) if queue.queue_id == number]

@@ -88,6 +88,10 @@ class Route:
         """Whether all brokers have a master. Otherwise a master is missing, or a name server does not know it yet."""
         return all(broker.writable for broker in (*self.read.values(), *self.write.values()))
 
+    def with_master(self) -> list[Queue]:
+        """Return the writable queues whose broker has a master now."""
+        return [queue for queue, broker in self.write.items() if broker.writable]
+
 
 class _QueueData(msgspec.Struct, rename="camel"):
     broker_name: str

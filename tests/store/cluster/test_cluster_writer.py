@@ -8,8 +8,8 @@ import pytest
 from store import RequestRefused, StoreUnavailable
 from store.cluster.address import ClusterAddress
 from store.model.codes import RequestCode, ResponseCode
-from store.remoting.headers import SendAnswer
-from store.remoting.request import Request, Response
+from store.remoting.headers import Offset, SendAnswer
+from store.remoting.request import Request, Response, of_json
 from tests.store.cluster.test_pulls import Moody
 
 TAKEN = Response(header=SendAnswer("", 0, 3))
@@ -44,4 +44,21 @@ def test_messages_that_stay_invisible_are_an_error() -> None:
         with pytest.raises(StoreUnavailable, match="took messages of orders/b:0, and does not show them"):
             publish(moody, 0.1)
         moody.perm = 2
+        publish(moody, 0.1)
+
+
+def test_rows_for_any_queue_go_to_a_broker_with_a_master() -> None:
+    """A name server also lists the queues of a broker whose master is down."""
+    queue = {"perm": 6, "readQueueNums": 1, "writeQueueNums": 1}
+
+    def route(request: Request) -> Response:
+        brokers = [
+            {"brokerName": "a", "brokerAddrs": {"1": "127.0.0.1:1"}},
+            {"brokerName": "b", "brokerAddrs": {"0": moody.server.address}},
+        ]
+        return of_json({"brokerDatas": brokers, "queueDatas": [{"brokerName": name, **queue} for name in "ab"]})
+
+    sends = {RequestCode.SEND_BATCH_MESSAGE: lambda request: TAKEN, RequestCode.GET_ROUTEINFO_BY_TOPIC: route}
+    more = {**sends, RequestCode.GET_MAX_OFFSET: lambda request: Response(header=Offset(5))}
+    with closing(Moody(others=more)) as moody:
         publish(moody, 0.1)
