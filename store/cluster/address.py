@@ -45,14 +45,11 @@ def broker_names(text: str) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class ClusterAddress:
-    """A `LogAddress`: the brokers that some name servers know.
+    """A `LogAddress` of a cluster: the brokers that some name servers know.
 
-    name_servers: "host:port" of each.
-    consumer_group: the group that pulls.
-    tls: None for plain connections.
-    patience: seconds in which a failed request is repeated.
-    broker_timeout: seconds that reads and sends wait for a broker that does not answer.
-    brokers: the names of all brokers; empty if only the name servers know them.
+    name_servers: "host:port" of each. consumer_group: the group that pulls. tls: None for plain connections. patience:
+    for how many seconds a failed request is repeated. broker_timeout: how many seconds reads and sends wait for a
+    broker that does not answer. brokers: the names of all brokers; empty if only the name servers know them.
     fails_over: whether messages go to another broker if theirs does not answer.
     """
 
@@ -74,8 +71,9 @@ class ClusterAddress:
         consumer_group: str = TOOLS_GROUP,
         tls: Tls | None = None,
     ) -> Self:
-        """Parse RocketMQ's "host:port;host:port", with an optional "?brokers=broker-a,broker-b". Raises
-        `InvalidArgument`.
+        """Parse RocketMQ's "host:port;host:port", with an optional "?brokers=broker-a,broker-b".
+
+        Raises `InvalidArgument`.
         """
         names, _, query = text.partition("?")
         servers = tuple(dict.fromkeys(part.strip() for part in names.replace(",", ";").split(";") if part.strip()))
@@ -89,7 +87,7 @@ class ClusterAddress:
         return cls(servers, credentials, consumer_group, tls, brokers=broker_names(brokers))
 
     def signed(self, fields: Mapping[str, str], body: bytes = b"") -> Mapping[str, str]:
-        """Sign if there are credentials."""
+        """Return the fields with a signature, or unchanged if there are no credentials."""
         return fields if self.credentials is None else self.credentials.signed(fields, body)
 
     def __str__(self) -> str:

@@ -36,12 +36,12 @@ _REMEDIES = {
 
 
 def is_temporary(error: RemotingError) -> bool:
-    """Whether a retry may succeed."""
+    """Return whether a retry may succeed."""
     return isinstance(error, Unreachable) or (isinstance(error, RequestRefused) and error.code in _PASSING)
 
 
 def explained(answer: Command, who: str, code: int, what: object = None) -> RequestRefused:
-    """what: the queue or topic."""
+    """Return the error for a refusal, with a remedy. what: the queue or topic."""
     remark = (answer.remark or "no remark").strip().partition("\n")[0][:300].rstrip(".")
     means = ResponseCode(answer.code) if answer.code in _KNOWN else ResponseCode.SYSTEM_ERROR
     if means is ResponseCode.SYSTEM_ERROR and _OF_ACCOUNTS in remark:

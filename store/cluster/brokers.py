@@ -23,16 +23,17 @@ _NOT_THERE = frozenset({ResponseCode.TOPIC_NOT_EXIST, ResponseCode.QUERY_NOT_FOU
 
 
 class CopyAnswers:
-    """Corrects answers of slaves by earlier answers. Thread-safe.
+    """Corrects the answers of slaves. Thread-safe.
 
-    A slave may lag its master, or lack messages from before its creation, and does not report either.
+    A slave may lag behind its master, or lack messages from before its creation, and does not report either. Its
+    answers are compared with earlier ones.
     """
 
     def __init__(self) -> None:
         self._known: dict[tuple[Queue, RequestCode], int] = {}  # the master's last answer, or a slave's that is further
 
     def corrected(self, broker: Broker, queue: Queue, code: RequestCode, answer: Command) -> Command:
-        """Return an answer. For a slave, no end is lower, and no begin higher, than the last known one.
+        """Return an answer. If it is a slave's, an end is at least the last known one, and a begin at most.
 
         Raises `Unreachable` if a slave lacks the topic or the offset, because only its master can decide.
         """
@@ -63,7 +64,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 
 class Ask(NamedTuple):
-    """answers: accepted codes; all others are refusals."""
+    """A request about one queue. answers: accepted codes; all others are refusals."""
 
     queue: Queue
     code: RequestCode
@@ -73,7 +74,7 @@ class Ask(NamedTuple):
 
     @staticmethod
     def of_end(queue: Queue, code: RequestCode = RequestCode.GET_MAX_OFFSET) -> Ask:
-        """Ask for the end of a queue, or its begin with GET_MIN_OFFSET."""
+        """Return a request for the end of a queue, or for its begin with GET_MIN_OFFSET."""
         return Ask(queue, code, TopicQueue(queue.topic, queue.queue_id))
 
 
@@ -93,10 +94,9 @@ class Brokers:
         self._copies = CopyAnswers()
 
     def ask(self, asks: Mapping[_Key, Ask], patience: float | None = None) -> dict[_Key, Command]:
-        """Return the answers for the queues that exist. Requests run concurrently. patience: seconds; default: the
-        address's.
+        """Return the answers for the queues that exist. Requests run concurrently.
 
-        Raises `Unreachable`, `RequestRefused`.
+        patience: seconds; default: the address's. Raises `Unreachable`, `RequestRefused`.
         """
         found: dict[_Key, Command] = {}
         deadline = time.monotonic() + (self.address.patience if patience is None else patience)
@@ -127,15 +127,16 @@ class Brokers:
         return self._begin(broker.readable, ask.code, ask.header.texts(), timeout=ask.timeout)
 
     def take(self, answer: Future[Command], broker: Broker, ask: Ask) -> Command | None:
-        """Return the answer, see `CopyAnswers`; None if the topic does not exist. Raises `Unreachable`, `Untrusted`,
-        `RequestRefused`.
+        """Return an answer as corrected by `CopyAnswers`, None if the topic does not exist.
+
+        Raises `Unreachable`, `Untrusted`, `RequestRefused`.
         """
         said = answered(answer, broker, ask.code, ask.queue, (*ask.answers, ResponseCode.TOPIC_NOT_EXIST))
         command = self._copies.corrected(broker, ask.queue, ask.code, said)
         return command if command.code in ask.answers else None
 
     def begin_stats(self, broker: Broker, topic: str, timeout: float) -> Future[Command]:
-        """Ask for the bounds of all of a broker's queues of a topic."""
+        """Request the bounds of all queues of a topic that a broker has."""
         return self._begin(broker.readable, RequestCode.GET_TOPIC_STATS_INFO, Topic(topic).texts(), timeout=timeout)
 
     def take_stats(self, answer: Future[Command], broker: Broker, queues: Sequence[Queue]) -> dict[Queue, Bounds]:
@@ -159,7 +160,7 @@ class Brokers:
         return self._begin(broker.writable[0], code, {} if header is None else header.texts(), body, timeout)
 
     def create_topic(self, topic: str, queues: int, template: str, perm: int) -> None:
-        """Create it on all masters. Raises `Unreachable`, `RequestRefused`."""
+        """Create a topic on all masters. Raises `Unreachable`, `RequestRefused`."""
         header = CreateTopic(topic, template, queues, queues, perm, "SINGLE_TAG")
         masters = [broker for broker in self.routes.brokers() if broker.writable]
         asked = [(each, self.send(each, RequestCode.UPDATE_AND_CREATE_TOPIC, header)) for each in masters]
@@ -174,7 +175,9 @@ class Brokers:
         answers: tuple[int, ...] = (ResponseCode.SUCCESS,),
         leave_out: Container[str] = (),
     ) -> dict[str, Command]:
-        """Return each broker's answer, by name, but of those in `leave_out`. Raises `Unreachable`, `RequestRefused`."""
+        """Return the answers of all brokers by name, except those in `leave_out`. Raises `Unreachable`,
+        `RequestRefused`.
+        """
         fields = {} if header is None else header.texts()
         brokers = [broker for broker in self.routes.brokers() if broker.name not in leave_out]
         asked = [(broker, self._begin(broker.readable, code, fields, body)) for broker in brokers]
@@ -212,7 +215,9 @@ def answered(
     what: object = None,
     answers: tuple[int, ...] = (ResponseCode.SUCCESS,),
 ) -> Command:
-    """what: the subject, for errors. Raises `Unreachable`, `Untrusted`, `RequestRefused`."""
+    """Wait for an answer, and return it. what: the subject, for errors. Raises `Unreachable`, `Untrusted`,
+    `RequestRefused`.
+    """
     try:
         command = answer.result()
     except (Unreachable, Untrusted) as error:

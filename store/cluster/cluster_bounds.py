@@ -22,10 +22,10 @@ _KNOWN_SECONDS = 60.0  # after which the begin may have moved, by retention
 
 
 class ClusterBounds:
-    """Asks each broker once for all queues of a topic. Thread-safe.
+    """The bounds of queues. Each broker is asked once for all queues of a topic. Thread-safe.
 
-    A broker is missing from its first request without an answer to the next one with an answer. While a pull is held at
-    a queue's end, that end is known, so the broker is not asked.
+    A broker is missing from a request without an answer until a request with an answer. While a pull is held at a
+    queue's end, the end is known, so the broker is not asked.
     """
 
     def __init__(self, brokers: Brokers, tails: Tails) -> None:
@@ -78,7 +78,7 @@ class ClusterBounds:
         return looked.bounds
 
     def are_of_master(self, queue: Queue) -> bool:
-        """Whether the last bounds of a queue are its master's. A slave may have fewer messages."""
+        """Return whether the last bounds of a queue are from its master. A slave may have fewer messages."""
         return queue not in self._copies
 
     def _unchanged(self, queue: Queue, now: float) -> Bounds | None:
@@ -87,7 +87,7 @@ class ClusterBounds:
         return bounds if is_fresh and self._tails.is_held(queue, bounds.max_offset) else None
 
     def _ask(self, where: Mapping[Queue, Broker], attempt: int) -> tuple[dict[Queue, Bounds], dict[str, RemotingError]]:
-        """Return the answers, and the temporary error of each other broker. Raises `RequestRefused`."""
+        """Return the answers, and the temporary error of each broker that failed. Raises `RequestRefused`."""
         parts: dict[tuple[str, Broker], list[Queue]] = {}
         for queue, broker in where.items():
             parts.setdefault((queue.topic, broker.next(attempt)), []).append(queue)

@@ -37,9 +37,9 @@ from store.remoting.headers import Offset, SearchOffset
 
 
 class ClusterTopics(Mapping[str, tuple[Queue, ...]]):
-    """A cluster's own topics can be looked up, but are not listed.
+    """The topics of a cluster. RocketMQ's own topics can be looked up, but are not listed.
 
-    wanted: which topics are listed, by name. oldest: see `Log.topics`.
+    wanted: decides by name which topics are listed. oldest: see `Log.topics`.
     """
 
     def __init__(self, brokers: Brokers, wanted: NameFilter | None, oldest: float) -> None:
@@ -75,7 +75,7 @@ _logger = logging.getLogger("store")
 
 
 class ClusterLog:
-    """A `Log` without `sizes` and `fingerprints`, which brokers do not offer."""
+    """A cluster as a `Log`. It has no `sizes` and `fingerprints`, because brokers do not offer them."""
 
     is_ordered = False  # each broker has its own log
 
@@ -114,7 +114,10 @@ class ClusterLog:
         return committed(self._brokers, group, queues)
 
     def groups(self) -> Mapping[str, Positions]:
-        """Leaves out the brokers that the last look found to be missing. Raises `Unreachable` for another one."""
+        """Return the offsets of all groups, without those at brokers that the last look found to be missing.
+
+        Raises `Unreachable` if another broker does not answer.
+        """
         found: dict[str, Positions] = {}
         answers = self._brokers.ask_all(RequestCode.GET_ALL_CONSUMER_OFFSET, leave_out=self._bounds.missing)
         for broker, answer in answers.items():
@@ -170,7 +173,7 @@ class ClusterLog:
         self._tails.wait(seen, timeout)
 
     def hold(self, begin: Positions, deadline: float, message_filter: MessageFilter, idle: float) -> ClusterHeld:
-        """Ignores the filter: all arrivals may match."""
+        """Hold pulls at these positions. The filter is ignored: every new message ends the wait."""
         return ClusterHeld(self._brokers, begin, deadline, idle, self._brought)
 
     def close(self) -> None:

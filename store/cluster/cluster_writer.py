@@ -53,7 +53,7 @@ _ID_DIGITS = 16  # at the end of an offsetMsgId: the log offset
 
 
 class _Send(NamedTuple):
-    """is_free: whether the messages may go to any queue."""
+    """One send request. is_free: whether its messages may go to any queue."""
 
     rows: Int64s
     code: RequestCode
@@ -63,7 +63,7 @@ class _Send(NamedTuple):
 
 
 class Sending:
-    """Sends messages of one topic. ends: the offset after the last one, by queue."""
+    """Sends messages of one topic. ends: by queue, the offset after its last sent message."""
 
     def __init__(self, brokers: Brokers, topic: str, messages: MessageColumns) -> None:
         self._brokers = brokers
@@ -75,10 +75,11 @@ class Sending:
         self.ends: dict[Queue, int] = {}
 
     def send(self, queues: list[Queue], which: Int64s, is_free: Bools) -> None:
-        """Send each message to `queues[which]`, and wait for the answers. is_free: messages for any queue.
+        """Send each message to `queues[which]`, and wait for the answers. is_free: messages that may go to any queue.
 
-        A failed request is repeated for `ClusterAddress.broker_timeout` seconds: to a queue of another broker if its
-        messages are free, or with `fails_over`; else to the same queue. A broker that had stored it stores it twice.
+        A failed request is repeated for `ClusterAddress.broker_timeout` seconds. Free messages, and with `fails_over`
+        all messages, then go to a queue of another broker, others to the same queue. If a broker stored a message
+        without answering, the message is stored twice.
 
         Raises `Unreachable`, `RequestRefused`, `MessageRefused`. Some messages may then be stored.
         """
@@ -108,7 +109,7 @@ class Sending:
             pause = _PAUSE_SECONDS
 
     def _send_first_of_each(self) -> dict[Queue, RemotingError]:
-        """Return the temporary errors."""
+        """Send the first request of each queue. Return the temporary errors."""
         failed: dict[Queue, RemotingError] = {}
         under_way = []
         route = self._brokers.routes.route(self._topic)
@@ -148,7 +149,7 @@ class Sending:
             self.placed.physical_offsets[rows] = [int(each[-_ID_DIGITS:], 16) for each in ids]
 
     def _fail_over(self, failed: Collection[Queue]) -> None:
-        """Move messages to queues of other brokers, in turn, if allowed."""
+        """Move messages of failed queues to queues of other brokers, in turn, if they may go there."""
         route = self._brokers.routes.route(self._topic)
         away = {queue.broker for queue in failed}
         others = [] if route is None else [queue for queue in route.with_master() if queue.broker not in away]
@@ -184,7 +185,7 @@ def _batched(topic: str, queue_id: int, messages: MessageColumns, rows: Int64s, 
 
 
 def _single(topic: str, queue_id: int, messages: MessageColumns, rows: Int64s, now: int) -> Iterator[_Send]:
-    """A batch has one birth time and one delay."""
+    """Yield a request for each message, because a batch has one birth time and one delay for all messages."""
     encoded = encoded_properties(messages)
     for row in rows.tolist():
         waits = {
@@ -211,8 +212,10 @@ _FIRST_LOOK_SECONDS, _LOOK_AGAIN_SECONDS = 0.001, 0.05
 
 
 class ClusterWriter(ClusterLog):
-    """A `LogWriter` with weaker promises: readers see messages one by one, and a broker's flushDiskType decides whether
-    a message is fsynced when `publish` returns.
+    """A `LogWriter` with weaker promises than a store's.
+
+    Readers see messages one by one, and a broker's flushDiskType decides whether a message is fsynced when `publish`
+    returns.
     """
 
     def __init__(self, address: ClusterAddress) -> None:
@@ -220,7 +223,7 @@ class ClusterWriter(ClusterLog):
         self._turns = count(random.randrange(1 << 16))
 
     def create_topic(self, topic: str, queues: int) -> int:
-        """Raises `UnsupportedStore` if no name server lists the queues in time."""
+        """Create a topic. Raises `UnsupportedStore` if no name server lists its queues in time."""
         check_topic_name(topic)
         self._brokers.create_topic(topic, queues, DEFAULT_TOPIC, READ_WRITE)
         deadline = time.monotonic() + self._address.patience
@@ -252,7 +255,9 @@ class ClusterAppend:
         parts.append((topic, as_table(table)))
 
     def publish(self, *, flush: bool = False, unless: Callable[[], bool] | None = None) -> AppendResult:
-        """Raises `UnsupportedStore` for a condition, because other producers may send concurrently."""
+        """Send the messages. Raises `UnsupportedStore` if `unless` is given, because other producers may send
+        concurrently.
+        """
         parts, self._parts = self._open_parts(), None
         if unless is not None:
             raise UnsupportedStore(f"{self._brokers.address}: a cluster appends without a condition")
@@ -272,9 +277,9 @@ class ClusterAppend:
         return AppendResult.concatenate(results)
 
     def _until_seen(self, ends: Mapping[Queue, int]) -> None:
-        """Wait until readers see the messages: a broker writes its queues shortly after its log.
+        """Wait until readers see the messages, because a broker writes its queues shortly after its log.
 
-        Do not wait if the account or the queue is write-only.
+        Does not wait if the account or the queue is write-only.
         """
         timeout = self._brokers.address.broker_timeout
         deadline, pause = time.monotonic() + timeout, _FIRST_LOOK_SECONDS
@@ -313,7 +318,7 @@ class ClusterAppend:
         return list(route.write)
 
     def _choose(self, topic: str, messages: MessageColumns, queues: list[Queue]) -> tuple[Int64s, Bools]:
-        """Return the index of each message's queue, and which messages have neither a queue id nor a sharding key."""
+        """Return the index of each message's queue, and the mask of messages without a queue id and a sharding key."""
         here = self._available(topic, queues)
         turn, is_free = next(self._turns), np.ones(len(messages), np.bool_)
         chosen: Int64s = here[(turn + np.arange(len(messages)) * len(here) // max(1, len(messages))) % len(here)]

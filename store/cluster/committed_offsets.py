@@ -23,7 +23,7 @@ _logger = logging.getLogger("store")
 class MemberOffsets:
     """The offsets that a member committed in its own queues, until they are persisted. Thread-safe.
 
-    resets: the number that brokers reported.
+    resets: the number of resets that brokers reported.
     """
 
     def __init__(self, brokers: Brokers, group: str, what: str) -> None:
@@ -37,14 +37,14 @@ class MemberOffsets:
         self.resets = 0
 
     def set_own(self, queues: Iterable[Queue]) -> None:
-        """Forget the offsets of queues that changed hands."""
+        """Set the member's queues. Forget the offsets of queues that it gained or lost."""
         with self._threads:
             before, self.own = self.own, frozenset(queues)
             for queue in before ^ self.own:
                 self._committed.pop(queue, None)
 
     def committed(self, queues: Iterable[Queue]) -> Positions:
-        """Return the next offset of each queue: as committed here, or else at its broker."""
+        """Return the next offset of each queue: as committed here, otherwise as at its broker."""
         queues = list(queues)
         with self._threads:
             here = {queue: self._committed[queue] for queue in queues if queue in self._committed}
@@ -69,7 +69,10 @@ class MemberOffsets:
         self._set(self._committed_in(queues))
 
     def persist_soon(self, queues: Collection[Queue]) -> None:
-        """Leave retries to the next call. Raises `Unreachable` if no broker answers."""
+        """Send committed offsets to the brokers. Failures are left to the next call.
+
+        Raises `Unreachable` if no broker answers.
+        """
         of_broker: dict[str, list[Queue]] = {}
         for queue in queues:
             of_broker.setdefault(queue.broker, []).append(queue)
@@ -84,7 +87,7 @@ class MemberOffsets:
         warn_or_raise(self._what, failed, len(of_broker), "its offsets are persisted later")
 
     def note_resets(self, positions: Positions) -> None:
-        """Continue at these offsets. They cannot be committed before `fetch_resets` returned them."""
+        """Continue at these offsets. Commits in these queues are ignored until `fetch_resets` has returned them."""
         with self._threads:
             self._reset |= positions
             self._committed |= {queue: offset for queue, offset in positions.items() if queue in self.own}
@@ -109,7 +112,7 @@ class MemberOffsets:
 
 
 def warn_or_raise(what: str, failed: Sequence[Unreachable], asked: int, then: str) -> None:
-    """Log the brokers that did not answer; raise the first error if none did."""
+    """Log the brokers that did not answer. If none of those asked did, raise the first error."""
     if failed and len(failed) == asked:
         raise failed[0]
     for error in failed:
@@ -134,8 +137,8 @@ def committed(brokers: Brokers, group: str, queues: Iterable[Queue]) -> Position
 def commit(brokers: Brokers, group: str, positions: Positions, *, once: bool = False) -> dict[Queue, Command]:
     """Set the group's offsets. Return the answer for each queue that a broker has. once: do not retry.
 
-    A remark means that a broker of RocketMQ 5.3 or later refused the offset, because an admin tool has reset the group.
-    Raises `Unreachable`, `RequestRefused`.
+    An answer with a remark is a refusal: a broker of RocketMQ 5.3 or later refuses an offset if an admin tool has reset
+    the group. Raises `Unreachable`, `RequestRefused`.
     """
     asks = {queue: _commit(group, queue, at) for queue, at in positions.items()}
     if once:
@@ -152,7 +155,7 @@ def commit(brokers: Brokers, group: str, positions: Positions, *, once: bool = F
 def resets(brokers: Brokers, group: str, positions: Positions) -> Positions:
     """Return the new offsets of queues whose broker refused a commit. positions: their old offsets.
 
-    The broker reports the reset until a client of the group pulls, so pull last.
+    A broker reports a reset until a client of the group pulls. So this fetches the offsets first, and then pulls.
     """
     found = committed(brokers, group, positions)
     brokers.ask({queue: held_pull(group, queue, at, 1, 0.0) for queue, at in positions.items()})

@@ -1,6 +1,6 @@
 """`ClusterGroup`: a consumer group of a cluster, whose members are RocketMQ's clients, in any language.
 
-Brokers know the members by their heart-beats, and keep the group's offsets. Methods that need more raise
+Brokers know the members by their heartbeats, and keep the group's offsets. Methods that need more raise
 `UnsupportedStore`.
 """
 
@@ -30,7 +30,7 @@ from store.remoting.headers import ConsumerGroup
 
 
 class ClusterGroup:
-    """A `Group`. Raises `InvalidGroup`."""
+    """A `Group` of a cluster. Creating it raises `InvalidGroup` for an invalid name."""
 
     def __init__(self, address: ClusterAddress, name: str) -> None:
         check_group_name(name)
@@ -46,7 +46,8 @@ class ClusterGroup:
         exclusive: bool = False,
         instance: str | None = None,
     ) -> ClusterMember:
-        """See `Group.join`. Brokers do not report whether other members are orderly.
+        """Join the group, see `Group.join`. Brokers do not report whether other members are orderly, so that is not
+        checked.
 
         Raises `UnsupportedStore` for broadcasting and exclusive members.
         """
@@ -63,7 +64,7 @@ class ClusterGroup:
         return ClusterMember(self.address, self.name, entry)
 
     def _known_members(self) -> list[MemberInfo]:
-        """Return none if the account may not list members."""
+        """Return the members, or none if the account may not list them."""
         try:
             return self.members()
         except RequestRefused as error:
@@ -77,7 +78,9 @@ class ClusterGroup:
             brokers.ask_all(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=settings)
 
     def members(self) -> list[MemberInfo]:
-        """All have the group's last subscriptions. Brokers do not know their queues."""
+        """Return the members. Brokers do not know their queues, nor the subscriptions of each: all have the group's
+        last ones.
+        """
         with closing(Brokers(self.address)) as brokers:
             answers = brokers.ask_all(
                 RequestCode.GET_CONSUMER_CONNECTION_LIST,
@@ -96,7 +99,7 @@ class ClusterGroup:
             return committed(brokers, self.name, queues)
 
     def reset(self, positions: Positions) -> None:
-        """Raises `UnsupportedStore`, because brokers reset to times."""
+        """Raise `UnsupportedStore`, because brokers can only reset to a time."""
         raise self._unsupported(
             "brokers reset a group to a time: use mqadmin resetOffsetByTime, which members of all kinds obey"
         )

@@ -31,7 +31,7 @@ def held_pull(group: str, queue: Queue, position: int, count: int, seconds: floa
 
 
 class _Tail(NamedTuple):
-    """A pull at the end of a queue. begun: `time.monotonic()`."""
+    """A pull held at the end of a queue. begun: `time.monotonic()`."""
 
     position: int
     broker: Broker
@@ -40,7 +40,7 @@ class _Tail(NamedTuple):
 
     @property
     def is_quiet(self) -> bool:
-        """Whether no message arrived, until now or within the pull's time."""
+        """Return whether no message has arrived so far, or before the pull ended."""
         if not self.answer.done():
             return True
         if self.answer.cancelled() or self.answer.exception() is not None:
@@ -53,7 +53,9 @@ class _Tail(NamedTuple):
 
 
 class Tails:
-    """Held pulls that outlast one `wait`, so that an idle query asks each queue every 15 s, however often it looks."""
+    """Held pulls that outlast one `wait`. So an idle query sends a pull to each queue every 15 s, however often it
+    calls `wait`.
+    """
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
@@ -61,7 +63,7 @@ class Tails:
         self._tails: dict[Queue, _Tail] = {}
 
     def wait(self, seen: Positions, timeout: float) -> None:
-        """Return when a queue's end differs from `seen`, or earlier."""
+        """Wait until a queue's end differs from `seen`. May return earlier."""
         where = self._brokers.routes.readable(seen)
         with self._lock:
             tails = [self._tail(queue, broker, seen[queue]) for queue, broker in where.items()]
@@ -74,7 +76,7 @@ class Tails:
             time.sleep(timeout)
 
     def is_held(self, queue: Queue, position: int) -> bool:
-        """Whether no message has arrived at `position`. Renews an expired pull."""
+        """Return whether no message has arrived at `position`. Renews an expired pull."""
         with self._lock:
             tail = self._tails.get(queue)
             if tail is None or tail.position != position or not tail.is_quiet:
@@ -101,7 +103,7 @@ _MOST_AT_ONCE = 32  # in an answer; more are pulled as any range
 
 
 class _Pull(NamedTuple):
-    """failing: since when the queue's pulls fail, or None."""
+    """A pull to send. failing: since when pulls of this queue fail, None if they do not."""
 
     queue: Queue
     position: int
@@ -109,7 +111,9 @@ class _Pull(NamedTuple):
 
 
 def _nothing(pull: _Pull) -> QueueRange:
-    """Let the reader of a queue that no broker has find out, and continue with other queues."""
+    """Return an empty range for a queue that no broker has. Its reader then raises the error, and other queues are not
+    affected.
+    """
     return QueueRange(pull.queue, pull.position, pull.position)
 
 
@@ -121,14 +125,16 @@ class _Answered(NamedTuple):
 
 
 class ClusterHeld:
-    """A `Held` that repeats a failed pull after a second. If all fail for `ClusterAddress.broker_timeout` seconds, the
-    error is raised.
+    """The `Held` of a cluster: one held pull for each queue.
+
+    A failed pull is repeated after a second. If all fail for `ClusterAddress.broker_timeout` seconds, the error is
+    raised.
     """
 
     def __init__(
         self, brokers: Brokers, begin: Positions, deadline: float, idle: float, brought: dict[Queue, PulledRecords]
     ) -> None:
-        """brought: receives the records of each queue's last answer."""
+        """brought: receives the records of the last answer for each queue."""
         self._brokers = brokers
         self._brought = brought
         self._deadline = deadline
@@ -174,7 +180,9 @@ class ClusterHeld:
         raise StopIteration
 
     def _is_retried(self) -> bool:
-        """After the deadline, failed pulls are not repeated, because the broker may stay missing."""
+        """Return whether failed pulls will be repeated. After the deadline they are not, because the broker may stay
+        missing.
+        """
         if time.monotonic() >= self._deadline:
             self._failed.clear()
         return bool(self._failed)
@@ -203,7 +211,7 @@ class ClusterHeld:
         answer.add_done_callback(lambda done: self._woken.put(_Answered(pull, broker, ask, done)))
 
     def _arrived(self, answered: _Answered) -> QueueRange | None:
-        """Return the range of an answered pull; None if it was repeated or is over."""
+        """Return the range of an answered pull. Return None if the pull was repeated or is cancelled."""
         pull, broker, ask, answer = answered
         if self._under_way.get(pull.queue) is not answer:
             return None
@@ -238,7 +246,7 @@ class ClusterHeld:
         return QueueRange(pull.queue, pull.position, max(pull.position, header.max_offset))
 
     def _fail(self, pull: _Pull, error: RemotingError) -> None:
-        """Raises `error` if it is permanent, or lasts for too long."""
+        """Plan to repeat a pull. Raise `error` if it is permanent, or if it lasts too long."""
         now, timeout = time.monotonic(), self._brokers.address.broker_timeout
         since = now if pull.failing is None else pull.failing
         self._failing.add(pull.queue)

@@ -31,14 +31,14 @@ _logger = logging.getLogger("store")
 
 
 class ClusterMember(Opened):
-    """A `Member` of a group that RocketMQ's clients may share, so queues change hands by RocketMQ's rules.
+    """A `Member` of a group that RocketMQ's clients may share. So queues move between members by RocketMQ's rules.
 
-    A concurrent member locks no queues. The next owner begins at the group's offset, so messages of the last 5 s may be
-    delivered twice, or more while a broker does not answer. Orderly members lock queues at their brokers, for 60 s or
-    until they unlock them.
+    A concurrent member locks no queues. The next owner of a queue begins at the group's offset. So messages of the last
+    5 s may be delivered twice, or more messages if a broker does not answer. An orderly member locks queues at their
+    brokers, for 60 s or until it unlocks them.
 
-    A broker that does not answer is asked again, and does not delay queues of other brokers. Orderly members lose its
-    queues when their locks should have been renewed.
+    A broker that does not answer is asked again, and does not delay queues of other brokers. An orderly member loses
+    the broker's queues when their locks should have been renewed.
     """
 
     def __init__(self, address: ClusterAddress, group: str, entry: MemberEntry) -> None:
@@ -82,13 +82,15 @@ class ClusterMember(Opened):
         return self._presence.members, self._offsets.resets
 
     def _notify(self, command: Command) -> None:
-        """Called in the connections' thread with each request of a broker."""
+        """Handle a request of a broker. Called in the connections' thread."""
         if command.code == RequestCode.RESET_CONSUMER_CLIENT_OFFSET:
             self._offsets.note_resets(parse_reset(bytes(command.body)))
         self._notified.set()
 
     def lock(self, queues: Iterable[Queue], *, ask: bool = False) -> set[Queue]:
-        """ask: ignored, because brokers do not tell other members."""
+        """Lock queues, see `Member.lock`. ask: ignored, because brokers do not pass requests for queues to other
+        members.
+        """
         wanted = set(queues)
         with self._turn:
             self.must_be_open()
@@ -101,12 +103,14 @@ class ClusterMember(Opened):
             return wanted & self._claims.keys()
 
     def asked(self) -> set[Queue]:
-        """None, because brokers do not pass requests on."""
+        """Return no queues, because brokers do not pass requests for queues to other members."""
         self.must_be_open()
         return set()
 
     def unlock(self, queues: Iterable[Queue]) -> None:
-        """If a broker does not answer, its locks expire later, and finished messages are delivered twice."""
+        """Release queues. If a broker does not answer, its locks expire later, and finished messages are delivered
+        twice.
+        """
         with self._turn:
             self.must_be_open()
             own = set(queues) & self._claims.keys()
@@ -126,13 +130,14 @@ class ClusterMember(Opened):
         self._offsets.begin(positions)
 
     def commit(self, positions: Positions) -> None:
-        """Commit in memory. Without `persist`, a killed process receives the messages again."""
+        """Commit in memory. If the process is killed before `persist`, the group receives these messages again."""
         self.must_be_open()
         self._offsets.commit(positions)
 
     def persist(self) -> None:
-        """Send all offsets again, as RocketMQ's clients do: a former owner may have sent a lower one later, and the
-        broker may report a reset.
+        """Send all offsets again, even unchanged ones, as RocketMQ's clients do.
+
+        A former owner of a queue may have sent a lower offset later, and the broker may report a reset.
         """
         self.must_be_open()
         self._offsets.persist_soon(self._offsets.own)
@@ -142,7 +147,7 @@ class ClusterMember(Opened):
         return self._offsets.fetch_resets()
 
     def reset(self, positions: Positions) -> None:
-        """Brokers get it with the next `persist`."""
+        """Continue at these offsets. The next `persist` sends them to the brokers."""
         self.must_be_open()
         if positions:
             self._offsets.note_resets(positions)

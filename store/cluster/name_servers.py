@@ -38,9 +38,9 @@ class NameServers:
         patience: float | None = None,
         answers: tuple[int, ...] = (),
     ) -> Command:
-        """The name server that answered last is asked first. answers: accepted codes beside SUCCESS.
+        """Send a request to the name server that answered last, or to another one if it does not answer.
 
-        Raises `Unreachable`, `RequestRefused`.
+        answers: accepted codes beside SUCCESS. Raises `Unreachable`, `RequestRefused`.
         """
         servers = self._address.name_servers
         fields = self._address.signed({} if header is None else header.texts())
@@ -74,7 +74,7 @@ class NameServers:
             pause = PAUSE_SECONDS
 
     def ask_others(self, code: RequestCode, header: Header | None = None) -> list[Command]:
-        """Return the successful answers of all name servers but the one that answered last."""
+        """Return the successful answers of all name servers except the one that answered last."""
         others = [number for number in range(len(self._address.name_servers)) if number != self._server]
         return self._ask_each(others, code, header)
 

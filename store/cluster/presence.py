@@ -1,4 +1,4 @@
-"""`Presence`: a member's heart-beats, and the members that brokers list."""
+"""`Presence`: a member's heartbeats, and the members that brokers list."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _logger = logging.getLogger("store")
 
 
 class Presence:
-    """One member in its group, as brokers see it.
+    """One member of a group, as brokers see it.
 
     members: ids, sorted, as listed by the first broker that answered. listed_at: `time.monotonic()`.
     """
 
     def __init__(self, brokers: Brokers, group: str, entry: MemberEntry, what: str) -> None:
-        """Send the first heart-beat. what: the member's name in errors.
+        """Send the first heartbeat. what: the member's name in errors.
 
         Raises `UnknownTopic` if no master has its topics, `Unreachable`, `RequestRefused`.
         """
@@ -50,18 +50,18 @@ class Presence:
         self.look()
 
     def masters(self) -> dict[str, Broker]:
-        """Of all subscribed topics, by name. Raises `Unreachable`."""
+        """Return the masters of all subscribed topics, by name. Raises `Unreachable`."""
         routes = [route for topic in self._topics if (route := self._brokers.routes.route(topic)) is not None]
         found = {broker.name: broker for route in routes for broker in (*route.read.values(), *route.write.values())}
         return {name: broker for name, broker in sorted(found.items()) if broker.writable}
 
     def beat_if_due(self) -> None:
-        """Raises as the constructor."""
+        """Send a heartbeat if it is time. Raises as the constructor."""
         if time.monotonic() >= self._beaten_at + _BEAT_SECONDS:
             self._beat()
 
     def look(self) -> None:
-        """Update `members`, unless no broker answers."""
+        """Update `members`. If no broker answers, leave them unchanged."""
         self.listed_at = time.monotonic()
         try:
             found = self._listed()
@@ -80,7 +80,7 @@ class Presence:
             _logger.warning("%s: left; one broker did not hear of it and will notice later: %s", self._what, error)
 
     def _beat(self) -> None:
-        """Raises an error if a broker refuses it, or none answers."""
+        """Send a heartbeat. Raises an error if a broker refuses it, or if none answers."""
         failed = list(self._send_all(RequestCode.HEART_BEAT, None, self._heart_beat))
         refused = [error for error in failed if not isinstance(error, Unreachable)]
         if refused or (failed and len(failed) == len(self.masters())):
@@ -88,7 +88,7 @@ class Presence:
         self._beaten_at = time.monotonic()
 
     def _send_all(self, code: RequestCode, header: Header | None, body: bytes = b"") -> Iterator[RemotingError]:
-        """Yield the errors of masters that did not accept a request."""
+        """Send a request to all masters. Yield the errors of those that did not accept it."""
         masters = self.masters().values()
         sent = [(broker, self._brokers.send(broker, code, header, body, ANSWER_SECONDS)) for broker in masters]
         for broker, answer in sent:
@@ -98,7 +98,7 @@ class Presence:
                 yield error
 
     def _listed(self) -> list[str] | None:
-        """Return the members listed by the first broker that answers, or None."""
+        """Return the members that the first answering broker lists. Return None if no broker answers."""
         for broker in self.masters().values():
             code = RequestCode.GET_CONSUMER_LIST_BY_GROUP
             answer = self._brokers.send(broker, code, ConsumerGroup(self._group), timeout=ANSWER_SECONDS)
@@ -113,7 +113,7 @@ class Presence:
 
 
 def answered_in_time(answer: Future[Command], broker: Broker, code: RequestCode) -> Command:
-    """Raises `Unreachable` for temporary refusals, too."""
+    """Return an answer as `answered`. Raises `Unreachable` for temporary refusals, too."""
     try:
         return answered(answer, broker, code)
     except RequestRefused as error:
@@ -136,7 +136,10 @@ def _heart_beat(group: str, entry: MemberEntry) -> bytes:
 
 
 def _subscription(topic: str, read: Subscription, version: int) -> SubscriptionData:
-    """For pulls without a filter, brokers filter by the group's last heart-beat, also by hashes of tags."""
+    """Return the subscription for a heartbeat.
+
+    For pulls without a filter, brokers use the filter of the group's last heartbeat, including the hashes of tags.
+    """
     expression = read.expression.strip() or "*"
     tags = [] if read.expression_type != "TAG" or expression == "*" else map(str.strip, expression.split("||"))
     named = [tag for tag in tags if tag]

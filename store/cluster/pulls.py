@@ -1,6 +1,6 @@
 """Pipelined pulls of a range of one queue, and their records as Arrow batches.
 
-Offsets are dense, so the begin of the next pull is known before the last one is answered.
+Queue offsets have no gaps, so the begin of the next pull is known before the last one is answered.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class PulledRecords(NamedTuple):
 
 
 def pull_header(group: str, wanted: QueueRange, seconds: float = 0.0) -> PullMessage:
-    """seconds: how long an empty pull may be held."""
+    """Return the header of a pull. seconds: how long a broker may hold the pull if there is no message."""
     flags = SUBSCRIPTION | (SUSPEND if seconds > 0 else 0)
     begin, count = wanted.start, wanted.length
     queue_id, milliseconds = wanted.queue.queue_id, int(seconds * 1000)
@@ -71,7 +71,7 @@ def pull_header(group: str, wanted: QueueRange, seconds: float = 0.0) -> PullMes
 
 
 def pull(brokers: Brokers, wanted: QueueRange) -> Iterator[PulledRecords]:
-    """Yield the messages of an existing range, in order.
+    """Yield the messages of a range, in order. The range must exist.
 
     A failed pull is repeated, also at the broker's slaves. Raises `OffsetLost`, `UnknownTopic`, `Unreachable`,
     `RequestRefused`.
@@ -139,7 +139,7 @@ class _Pulls:
                 yield records
 
     def _next_pulls(self) -> list[Command]:
-        """First for the rest of short answers."""
+        """Return the next pulls to send. The missing parts of short answers come first."""
         commands = []
         most = min(_MOST_UNDER_WAY, _BYTES_UNDER_WAY // self._largest)
         while (self._unasked and len(self._asked) + len(self._answered) < most) or self._is_stuck():
@@ -151,7 +151,7 @@ class _Pulls:
         return commands
 
     def _is_stuck(self) -> bool:
-        """Whether all received answers are of later ranges."""
+        """Return whether the pull for the next range to yield is not sent, so that all answers are for later ranges."""
         return bool(self._unasked) and not self._asked
 
     def _command(self, wanted: QueueRange) -> Command:
@@ -216,7 +216,7 @@ _MAX_BODY_BYTES = StoreConfig().maxDecompressedMessageSize
 
 
 def decoded(pieces: Iterable[PulledRecords], wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
-    """Yield the matching messages. Raises `CorruptRecord`, `UnreadableBody`, `UnsupportedStore`."""
+    """Yield the messages that match. Raises `CorruptRecord`, `UnreadableBody`, `UnsupportedStore`."""
     decoding = Decoding(spec, _MAX_BODY_BYTES)
     for records in _gathered(pieces, spec.max_rows, spec.max_bytes):
         positions, sizes, end = (np.array(each, np.int64) for each in hop(records.data))

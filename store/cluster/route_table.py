@@ -43,13 +43,15 @@ T = TypeVar("T")
 
 
 class Broker(NamedTuple):
-    """A master and its slaves. addresses: "host:port" by broker id, 0 for the master, in reading order."""
+    """A master and its slaves. addresses: "host:port" by broker id, which is 0 for the master, in the order of
+    reading.
+    """
 
     name: str
     addresses: tuple[tuple[int, str], ...]
 
     def next(self, attempt: int) -> Broker:
-        """Move the address for an attempt, counted from 0, to the front.
+        """Return the broker with the address for this attempt (from 0) moved to the front.
 
         Each address has two attempts, because connections are lost more often than brokers, and slaves may be behind.
         """
@@ -58,7 +60,7 @@ class Broker(NamedTuple):
 
     @property
     def readable(self) -> str:
-        """The address to read from; "" if unknown."""
+        """Return the address to read from, "" if none is known."""
         return self.addresses[0][1] if self.addresses else ""
 
     @property
@@ -67,13 +69,13 @@ class Broker(NamedTuple):
 
     @property
     def writable(self) -> list[str]:
-        """The master's address, if known."""
+        """Return the master's address, in a list that is empty if it is not known."""
         return [address for number, address in self.addresses if number == _MASTER]
 
 
 @dataclass(frozen=True)
 class Route:
-    """made: `time.monotonic()` of the request."""
+    """The queues of a topic and their brokers. made: `time.monotonic()` of the request."""
 
     read: dict[Queue, Broker] = field(default_factory=dict)
     write: dict[Queue, Broker] = field(default_factory=dict)
@@ -85,7 +87,9 @@ class Route:
 
     @cached_property
     def has_masters(self) -> bool:
-        """Whether all brokers have a master. Otherwise a master is missing, or a name server does not know it yet."""
+        """Return whether all brokers have a master. Otherwise a master is missing, or a name server does not know it
+        yet.
+        """
         return all(broker.writable for broker in (*self.read.values(), *self.write.values()))
 
     def with_master(self) -> list[Queue]:
@@ -139,7 +143,7 @@ class _MemberIds(msgspec.Struct, rename="camel"):
 
 
 def parse_json(data: bytes, kind: type[T], what: str = "an answer") -> T:
-    """what: the kind of answer, for errors."""
+    """Parse the body of an answer. what: the kind of answer, for errors."""
     try:
         return decode_fastjson(data, kind)
     except ValueError as error:
@@ -176,7 +180,7 @@ def _listed(answers: Iterable[Command]) -> dict[str, Broker]:
 
 
 def parse_offsets(data: bytes) -> Iterator[tuple[str, str, int, int]]:
-    """GET_ALL_CONSUMER_OFFSET: topic, group, queue id and offset."""
+    """Parse the answer to GET_ALL_CONSUMER_OFFSET. Yield topic, group, queue id and offset."""
     for key, offsets in parse_json(data, _Offsets, "offsets of groups").offset_table.items():
         topic, _, group = key.partition(GROUP_SEPARATOR)
         for number, offset in offsets.items():
@@ -184,13 +188,13 @@ def parse_offsets(data: bytes) -> Iterator[tuple[str, str, int, int]]:
 
 
 def parse_reset(data: bytes) -> Positions:
-    """RESET_CONSUMER_CLIENT_OFFSET, which is not JSON, because its keys are objects."""
+    """Parse RESET_CONSUMER_CLIENT_OFFSET. Its body is not JSON, because the keys are objects."""
     found = ((parse_json(queue, MessageQueue, "a reset"), offset) for queue, offset in _QUEUE_AND_OFFSET.findall(data))
     return {Queue(each.topic, each.queue_id, broker=each.broker_name): int(offset) for each, offset in found}
 
 
 def parse_topic_stats(broker: str, data: bytes) -> dict[Queue, Bounds]:
-    """GET_TOPIC_STATS_INFO, whose keys are objects."""
+    """Parse the answer to GET_TOPIC_STATS_INFO. Its body is not JSON, because the keys are objects."""
     found: dict[Queue, Bounds] = {}
     for key, value in _QUEUE_AND_VALUES.findall(data):
         queue, offsets = parse_json(key, MessageQueue, "statistics"), parse_json(value, _TopicOffset, "statistics")
@@ -221,7 +225,9 @@ def _route_of(topic: str, answers: Iterable[Command], made: float) -> Route | No
 
 
 def _together(brokers: Iterable[Broker]) -> dict[str, Broker]:
-    """Return each broker with all addresses that name servers know: one that has just started knows some."""
+    """Return each broker with the addresses from all name servers, because a name server that has just started knows
+    only some.
+    """
     addresses: dict[str, dict[int, str]] = {}
     for broker in brokers:
         addresses.setdefault(broker.name, {}).update(broker.addresses)
@@ -239,8 +245,10 @@ class RouteTable:
     """The routes of topics in one process. Thread-safe.
 
     A request that a name server does not answer, or refuses temporarily, goes to the next one, for
-    `ClusterAddress.patience` seconds. A broker that no name server lists is missing: its queues are not deleted, and it
-    is asked at its last address. A queue is deleted if its broker is listed and the topic's route lacks the queue.
+    `ClusterAddress.patience` seconds.
+
+    A broker that no name server lists is missing: its queues are not deleted, and it is asked at its last address. A
+    queue is deleted if its broker is listed and the topic's route lacks the queue.
     """
 
     def __init__(self, address: ClusterAddress, client: Client) -> None:
@@ -259,9 +267,10 @@ class RouteTable:
         )  # `time.monotonic()` when none of them answered, so that not each topic waits for it
 
     def topics(self, oldest: float) -> list[str]:
-        """All topics except a cluster's own, at most a second old; older ones if no name server answers.
+        """Return all topics except a cluster's own, as listed at most a second ago. If no name server answers, return
+        an older list.
 
-        oldest: 0.0 for the current ones.
+        oldest: 0.0 for a new request.
         """
         made, names = self._names
         if time.monotonic() - made < min(oldest, _NAMES_SECONDS):
@@ -282,7 +291,7 @@ class RouteTable:
         return names
 
     def _list(self, code: RequestCode, patience: float, known: Collection[str]) -> list[str]:
-        """Ask one name server. If it lacks a `known` topic, or none is known, ask the others, too."""
+        """Ask one name server for a list. If it lacks a `known` topic, or if none is known, ask the others, too."""
         names = {*parse_topics(bytes(self._servers.ask(code, None, patience).body))}
         if not known or not names.issuperset(known):
             names.update(*(parse_topics(bytes(answer.body)) for answer in self._servers.ask_others(code)))
@@ -291,9 +300,10 @@ class RouteTable:
     def route(
         self, topic: str, *, oldest: float = ROUTE_SECONDS, expected: AbstractSet[str] = frozenset()
     ) -> Route | None:
-        """Return a topic's route, at most `oldest` seconds old; None if it does not exist.
+        """Return a topic's route, at most `oldest` seconds old. Return None if the topic does not exist.
 
-        If no name server answers, return the last route, except for `oldest` 0.0. expected: brokers of the topic.
+        If no name server answers, return the last route, unless `oldest` is 0.0. expected: the names of the topic's
+        brokers.
         """
         with self._lock:
             known = self._routes.get(topic)
@@ -351,14 +361,14 @@ class RouteTable:
         return found
 
     def _is_missing(self, broker: str, listed: Mapping[str, Broker]) -> bool:
-        """Whether a broker may come back. listed: the brokers that name servers know."""
+        """Return whether a broker is missing and may return. listed: the brokers that name servers know."""
         return broker not in listed and (broker in self._address.brokers if self._address.brokers else broker != "")
 
     def configured(self, topic: str) -> dict[Queue, Broker]:
         """Return the writable queues of a topic, including queues of missing brokers.
 
-        The latter are known from earlier routes or the topic's order configuration. Otherwise each of
-        `ClusterAddress.brokers` is assumed to have as many as another broker.
+        Queues of missing brokers are known from earlier routes or from the topic's order configuration. Otherwise each
+        of `ClusterAddress.brokers` is assumed to have as many as another broker.
         """
         route = self.route(topic)
         there = {} if route is None else route.write
@@ -410,7 +420,9 @@ class RouteTable:
         return self._listed
 
     def _ask_route(self, topic: str, expected: AbstractSet[str], patience: float, *, is_first: bool) -> Route | None:
-        """Ask one name server. If it may have restarted and not know each broker yet, ask the others, too."""
+        """Ask one name server for a route. If it may have restarted and not know each broker yet, ask the
+        others, too.
+        """
         code, header, made = (
             RequestCode.GET_ROUTEINFO_BY_TOPIC,
             GetRoute(topic, accept_standard_json_only=True),

@@ -41,7 +41,10 @@ _PERMS |= dict.fromkeys(("PUB|SUB", "SUB|PUB", "ANY"), Perm.EITHER)
 
 @dataclass(frozen=True)
 class Account:
-    """white: patterns of addresses that need no signature. topics, groups: exceptions from the defaults."""
+    """An account with its permissions.
+
+    white: patterns of addresses that need no signature. topics, groups: permissions that differ from the defaults.
+    """
 
     secret_key: bytes
     is_admin: bool
@@ -52,7 +55,9 @@ class Account:
     groups: Mapping[str, Perm]
 
     def may(self, need: Need) -> bool:
-        """Only an admin has permissions for the broker's own topics by default."""
+        """Return whether the account has a permission. For the broker's own topics, the defaults apply only to an
+        admin.
+        """
         named, default = (self.groups, self.default_group) if need.is_group else (self.topics, self.default_topic)
         perm = named.get(need.name)
         if perm is None:
@@ -102,7 +107,7 @@ class Access:
             self.must_have(request, need)
 
     def has(self, request: Request, need: Need) -> bool:
-        """The request must have been checked."""
+        """Return whether the sender of a request has a permission. The request must have been checked."""
         if _matches(self._white, request.connection.host):
             return True
         return self._accounts[request.command.fields[_ACCESS_KEY]].may(need)
@@ -151,7 +156,7 @@ def _account(content: Mapping[str, Any]) -> Account:
 
 
 def _text(content: Mapping[str, Any], name: str) -> str:
-    """YAML reads a key of digits as a number."""
+    """Return a text of the file. YAML reads digits as a number, so a number is accepted, too."""
     value = content[name]
     if isinstance(value, bool) or not isinstance(value, str | int) or not str(value):
         raise ValueError(f"{name}={value!r:.40} is no text")

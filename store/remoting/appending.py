@@ -30,7 +30,9 @@ class _Waiting(NamedTuple):
 
 
 class Appending:
-    """Runs one append after the other, in a thread. A refused message does not affect the others."""
+    """Runs appends in a thread, one after the other. A refused message does not affect the other messages of an
+    append.
+    """
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
@@ -39,11 +41,12 @@ class Appending:
         self._waiting: deque[_Waiting] = deque()
 
     def append(self, messages: Sequence[Message], fields: Fields, new_queues: int) -> Future[AppendResult]:
-        """Append messages of one topic next to each other.
+        """Append messages of one topic next to each other. Return their places after readers see them.
 
-        fields: of their record headers, the same names in every call, see `Append.add_messages`. new_queues: the number
-        of queues of a new topic; 0: create none. Returns the places after readers see the messages, or raises as
-        `MessageStore.put`.
+        fields: fields of their record headers, with the same names in every call, see `Append.add_messages`.
+        new_queues: with how many queues to create a missing topic; 0: do not create it.
+
+        The future raises as `MessageStore.put`.
         """
         appended: Future[AppendResult] = Future()
         with self._lock:
@@ -53,7 +56,7 @@ class Appending:
         return appended
 
     def stop(self) -> None:
-        """Waiting messages are appended before."""
+        """Append the waiting messages, and end the thread."""
         self._thread.shutdown()
 
     def _append_waiting(self) -> None:
@@ -69,7 +72,7 @@ class Appending:
                 return
 
     def _append_all(self, waiting: list[_Waiting]) -> list[_Waiting]:
-        """Return the messages that wait for the next append."""
+        """Append the messages, and set the futures. Return those messages that must wait for the next append."""
         together: Future[AppendResult] = Future()
         later: list[_Waiting] = []
         settle(together, lambda: self._append(waiting, later))
@@ -82,7 +85,7 @@ class Appending:
         return later
 
     def _append(self, waiting: list[_Waiting], later: list[_Waiting]) -> AppendResult:
-        """Append all except refused messages, whose senders get the error, and those for `later`."""
+        """Append all messages except refused ones, whose futures get the error, and those that it adds to `later`."""
         append = self._store.begin()
         try:
             append.add_messages(*_all_of(waiting))  # one call, which is faster
@@ -95,9 +98,10 @@ class Appending:
             return self._each(waiting, later).publish()
 
     def _each(self, waiting: list[_Waiting], later: list[_Waiting]) -> Append:
-        """Add the messages one by one. Create the first missing topic; messages to other missing ones are for `later`.
+        """Add the messages one by one. Create the first missing topic, and add messages to other missing topics to
+        `later`.
 
-        Each new topic rewrites the file of all topics, and other senders would wait for many of them.
+        Each new topic rewrites the file of all topics, so creating many in one append would delay the other senders.
         """
         append, topics, may_create = self._store.begin(), set(self._store.topics()), True
         for each in waiting:

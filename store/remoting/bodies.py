@@ -35,7 +35,7 @@ class MessageQueue(Struct, rename="camel"):
 
 
 class SubscriptionData(Struct, rename="camel"):
-    """The highest sub_version counts."""
+    """A client's subscription to a topic. Of several, the one with the highest sub_version counts."""
 
     topic: Name
     sub_string: str | None = None
@@ -94,7 +94,7 @@ class LockRequest(Struct):
 
 
 def _parsed(body: Bytes, kind: type[T], most: int) -> T:
-    """Some clients write numbers as texts."""
+    """Parse JSON of at most `most` bytes. Some clients write numbers as texts."""
     if len(body) > most:
         raise BadFrame(f"a {kind.__name__} of {len(body):,} bytes; at most {most:,}")
     return parse_json(bytes(body), kind, strict=False)
@@ -108,7 +108,7 @@ MIN_BATCHED_BYTES: Final = _HEAD.size + _PROPERTIES.size
 
 
 class Batched(NamedTuple):
-    """properties: encoded, as in a record."""
+    """One message of a batch. properties: encoded, as in a record."""
 
     flag: int
     body: bytes
@@ -116,7 +116,7 @@ class Batched(NamedTuple):
 
 
 def decode_batch(data: bytes, most: int) -> list[Batched]:
-    """Raises `BadFrame`, and `MessageRefused` for more than `most` messages."""
+    """Return the messages of a batch. Raises `BadFrame`, and `MessageRefused` for more than `most` messages."""
     found: list[Batched] = []
     at = 0
     while at < len(data):
@@ -141,7 +141,7 @@ def decode_batch(data: bytes, most: int) -> list[Batched]:
 
 
 def batch_entries(bodies: pa.BinaryArray, properties: pa.BinaryArray, flags: npt.NDArray[np.int64]) -> pa.BinaryArray:
-    """Return each message as in a batch, which is a concatenation of them.
+    """Encode messages for a batch, which is a concatenation of them.
 
     properties: encoded. flags: shape (n,).
     """

@@ -26,8 +26,8 @@ _OPAQUES = 1 << 31
 class Client(Opened):
     """Sends requests to any address, from any thread. A context manager. Its connections share one thread.
 
-    It connects at the first request, and reconnects after a connection is lost, whose unanswered requests fail. A
-    connection is closed as broken if nothing arrives while an answer is due.
+    A client connects at the first request. If a connection is lost, its unanswered requests fail, and the next request
+    reconnects. A connection is closed as broken if nothing arrives on it while an answer is due.
     """
 
     def __init__(
@@ -36,8 +36,8 @@ class Client(Opened):
         tls: Tls | None = None,
         on_request: Callable[[Command], None] = lambda command: None,
     ) -> None:
-        """timeout: default seconds for an answer, with connecting. on_request: called in the connections' thread with
-        each request of a broker.
+        """timeout: default seconds for an answer, including the time to connect. on_request: called in the connections'
+        thread with each request that a broker sends.
         """
         super().__init__("a client of RocketMQ's protocol", "store.remoting.client.Client()")
         self._timeout = timeout
@@ -66,14 +66,14 @@ class Client(Opened):
         body: Bytes = b"",
         timeout: float | None = None,
     ) -> Future[Command]:
-        """Begin a request. The future returns an answer with any code, or raises `Unreachable`."""
+        """Begin a request. The future returns the answer, whatever its code, or raises `Unreachable`."""
         self.must_be_open()
         command = Command(code, fields or {}, body)
         encode_head(command, len(body))  # raises if it is too large
         return self._thread.submit(self._ask(address, command, self._timeout if timeout is None else timeout))
 
     def tell(self, address: str, code: int, fields: Mapping[str, str] | None = None, body: Bytes = b"") -> None:
-        """Send a oneway request. Raises `Unreachable` if there is no connection."""
+        """Send a oneway request, which has no answer. Raises `Unreachable` if there is no connection."""
         self.must_be_open()
         command = Command(code, fields or {}, body, flag=CommandFlag.ONEWAY)
         self._thread.submit(self._tell(address, command)).result()
@@ -127,7 +127,7 @@ class Client(Opened):
 
 
 def _retrieve(task: asyncio.Task[Command]) -> None:
-    """Prevent asyncio from logging the error if the caller cancelled its future."""
+    """Read a task's error, so that asyncio does not log it if the caller cancelled its future."""
     if not task.cancelled():
         task.exception()
 
@@ -170,7 +170,7 @@ class _Peer:
             return self._connection
 
     def doubt(self, since: float) -> None:
-        """Close the connection if nothing was received since then, `time.monotonic()`."""
+        """Close the connection if nothing was received after `since` (`time.monotonic()`)."""
         if self._connection is not None and self._connection.heard < since:
             self._connection.abort(TimeoutError("nothing comes on it any more"))
 
@@ -179,7 +179,10 @@ class _Peer:
             self._connection.close()
 
     def _received(self, connection: Connection, command: Command) -> None:
-        """Drop late answers. Do not answer requests of a broker."""
+        """Pass an answer to the request that waits for it, and a broker's request to `on_request`.
+
+        Answers that come too late are dropped. A broker's requests are not answered.
+        """
         self._has_answered = True
         if not command.is_response:
             self._on_request(command)
@@ -207,7 +210,7 @@ _RECEIVE_BYTES = 1 << 20
 
 
 class Pipe:
-    """A connection for one thread, which takes half the time of `Client`."""
+    """A connection for one thread, which takes half as long for a request as `Client`."""
 
     def __init__(self, address: str, timeout: float, tls: ssl.SSLContext | None = None) -> None:
         """timeout: seconds, for connecting and for each answer. Raises `Unreachable`, `Untrusted`."""

@@ -24,7 +24,7 @@ MAX_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class ConsumerClient:
-    """size: about its bytes of memory."""
+    """A client that consumes for a group. size: about how many bytes of memory it takes."""
 
     connection: Connection
     data: ConsumerData
@@ -39,12 +39,12 @@ class ConsumerClient:
 
     @property
     def reads(self) -> tuple[bool, Set[str]]:
-        """If this changes, the group's other consumers are notified."""
+        """The topics that the client reads, and how. If they change, the group's other consumers are notified."""
         return self.is_broadcasting, self.topics.keys()
 
 
 class ProducerClient(NamedTuple):
-    """size: about its bytes of memory."""
+    """A client that produces for a group. size: about how many bytes of memory it takes."""
 
     connection: Connection
     language: int
@@ -54,7 +54,7 @@ class ProducerClient(NamedTuple):
 
 @dataclass(frozen=True)
 class Beat:
-    """A heart-beat: a client, with the groups in which it consumes and produces."""
+    """A heartbeat: a client, with the groups in which it consumes and produces."""
 
     client_id: str
     connection: Connection
@@ -93,12 +93,12 @@ class Clients:
         self._bytes: Counter[Connection] = Counter()
 
     def consumers(self, group: str) -> Mapping[str, ConsumerClient]:
-        """By client id, sorted."""
+        """Return the consumers of a group by client id, sorted."""
         with self._lock:
             return dict(sorted(self._consumers.get(group, {}).items()))
 
     def producers(self, group: str) -> Mapping[str, ProducerClient]:
-        """By client id, sorted."""
+        """Return the producers of a group by client id, sorted."""
         with self._lock:
             return dict(sorted(self._producers.get(group, {}).items()))
 
@@ -114,7 +114,7 @@ class Clients:
         return {group for group, consumers in found.items() if any(topic in each.topics for each in consumers)}
 
     def subscription(self, group: str, topic: str, version: int) -> Subscription:
-        """Return the latest subscription. Raises `RequestRefused` without one of `version` or later."""
+        """Return a group's latest subscription to a topic. Raises `RequestRefused` if it is older than `version`."""
         found = [consumer.topics[topic] for consumer in self.consumers(group).values() if topic in consumer.topics]
         if not found:
             raise RequestRefused(
@@ -150,7 +150,7 @@ class Clients:
         self._put(self._producers, group, client_id, producer)
 
     def remove_consumer(self, group: str, client_id: str) -> bool:
-        """Return whether it was a member."""
+        """Remove a client from a group. Return whether it was a member."""
         with self._lock:
             return self._remove(self._consumers, group, client_id)
 
@@ -159,7 +159,7 @@ class Clients:
             self._remove(self._producers, group, client_id)
 
     def remove_connection(self, connection: Connection) -> list[str]:
-        """Return the groups that lost a consumer."""
+        """Remove the clients of a connection. Return the groups that lost a consumer."""
         with self._lock:
             for group, id in _clients_on(connection, self._producers):
                 self._remove(self._producers, group, id)
@@ -198,7 +198,7 @@ def _clients_on(connection: Connection, table: _Table[Kind]) -> list[tuple[str, 
 
 
 def _growth(table: _Table[Kind], beat: Beat, said: Mapping[str, Kind]) -> int:
-    """Return by how many bytes the clients of a connection grow."""
+    """Return by how many bytes a heartbeat increases the memory of the clients on its connection."""
     more = 0
     for group, client in said.items():
         known = table.get(group, {}).get(beat.client_id)

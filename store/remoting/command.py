@@ -41,7 +41,8 @@ class Command:
     """A request or an answer.
 
     code: a `RequestCode`; in an answer, a `ResponseCode`. fields: of the code's header. remark: an error message.
-    opaque: the same in a request and its answer. flag: `CommandFlag`. frame_bytes: received.
+    opaque: a number that is the same in a request and its answer. flag: `CommandFlag`. frame_bytes: the size of the
+    received frame.
     """
 
     code: int
@@ -65,7 +66,9 @@ class Command:
 
 
 def encode(command: Command) -> bytes:
-    """Raises `BadFrame` if the frame is too large, or its header cannot have the code."""
+    """Encode a command as a frame. Raises `BadFrame` if the frame is too large, or if its header has no space for the
+    code.
+    """
     return b"".join((encode_head(command, len(command.body)), command.body))
 
 
@@ -149,7 +152,7 @@ def _of_json(header: bytes, body: bytes) -> Command:
 
 
 def parse_json(data: bytes, kind: type[T], *, strict: bool = True) -> T:
-    """strict: see `strict_json.decode`. Raises `BadFrame`."""
+    """Parse JSON of the protocol. strict: see `strict_json.decode`. Raises `BadFrame`."""
     try:
         return strict_json.decode(data, kind, strict=strict)
     except ValueError as error:
@@ -201,7 +204,7 @@ def _of_binary(header: bytes, body: bytes) -> Command:
 
 
 def _sized(data: bytes, at: int, length: struct.Struct) -> tuple[bytes, int]:
-    """Return the bytes after their length, which is at `at`, and their end."""
+    """Return the bytes that follow a length at `at`, and the position after them."""
     begin = at + length.size
     size = length.unpack_from(data, at)[0] if begin <= len(data) else -1
     if not 0 <= size <= len(data) - begin:
@@ -219,20 +222,22 @@ def _wrong(what: str) -> BadFrame:
 
 
 class Frames:
-    """Cuts the bytes of one connection into frames, and keeps unfinished ones."""
+    """Cuts the bytes of one connection into frames. The bytes of an unfinished frame are kept for the next call."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def __len__(self) -> int:
-        """The number of bytes kept."""
+        """Return the number of bytes kept."""
         return len(self._buffer)
 
     def add(self, data: Bytes) -> None:
         self._buffer += data
 
     def next(self, max_bytes: int = MAX_FRAME_BYTES) -> bytes | None:
-        """Return the next frame without its length field, or None. Raises `BadFrame` as soon as a length is invalid."""
+        """Return the next frame without its length field, None if it is not complete. Raises `BadFrame` for an invalid
+        length, even if the frame is not complete.
+        """
         buffer = self._buffer
         if len(buffer) < LENGTH.size:
             return None

@@ -22,10 +22,10 @@ _logger = logging.getLogger("store.remoting")
 class Connection(asyncio.Protocol):
     """A connection, used in the thread of its event loop.
 
-    frames: unfinished or unhandled. peer, here: "host:port" of both ends. ip, port: of the peer if it has an IPv4
-    address. heard, stuck_since: `time.monotonic()` when data last came, and since when the rest of a frame or the
-    peer's reading is due, or None. account: the access key of the last signed request. is_over: set before `lost` is
-    called.
+    frames: received bytes that are not a complete frame or not handled yet. peer, here: "host:port" of both ends. ip,
+    port: of the peer if it has an IPv4 address. heard: `time.monotonic()` when data last arrived. stuck_since:
+    `time.monotonic()` since when the connection waits for the rest of a frame, or for the peer to read; None if it does
+    not. account: the access key of the last signed request. is_over: set before `lost` is called.
     """
 
     def __init__(
@@ -36,8 +36,8 @@ class Connection(asyncio.Protocol):
         fed: Callable[[Connection], None] = lambda connection: None,
         secure: Secure | None = None,
     ) -> None:
-        """lost: called once, with the reason. made: called before TLS begins. fed: called after received data was
-        handled. secure: begins TLS, as a loop's `start_tls` does.
+        """received: called with each command. lost: called once, with the reason. made: called before TLS begins. fed:
+        called when received data was handled. secure: begins TLS, as a loop's `start_tls` does.
         """
         self._received = received
         self._lost = lost
@@ -61,10 +61,11 @@ class Connection(asyncio.Protocol):
         self.is_over = False
 
     def send(self, command: Command, body: Sequence[Bytes] = ()) -> None:
-        """Send a command, with the pieces of `body` instead of its own. Raises `BadFrame` if it is too large.
+        """Send a command. If `body` is given, its pieces replace the command's own body. Raises `BadFrame` if it is too
+        large.
 
-        Commands of one turn of the loop are written together. While the peer does not read, pieces wait here, because a
-        transport would copy them all.
+        Commands of one iteration of the loop are written together. While the peer does not read, pieces wait here,
+        because a transport would copy them all.
         """
         pieces = body or (command.body,)
         body_bytes = sum(map(len, pieces))
@@ -80,7 +81,7 @@ class Connection(asyncio.Protocol):
             self._write()
 
     def _write(self) -> None:
-        """Write about as much at a time as a transport takes before it asks to pause."""
+        """Write the waiting pieces, in portions of about the size at which a transport asks to pause."""
         while self._unsent and not self.is_stuck_writing and not self._transport.is_closing():
             pieces, size = [], 0
             while self._unsent and size < _WRITTEN_BYTES:
@@ -90,12 +91,12 @@ class Connection(asyncio.Protocol):
             self._transport.writelines(pieces)
 
     def send_soon(self, command: Command) -> None:
-        """`send`, from any thread."""
+        """Call `send` in the loop's thread. Thread-safe."""
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self.send, command)
 
     def pause(self) -> None:
-        """Handle no commands until `resume` was called as often."""
+        """Handle no commands until `resume` was called as often as `pause`."""
         self._reasons_to_pause += 1
         if self._reasons_to_pause == 1 and not self._transport.is_closing():
             self._transport.pause_reading()
@@ -107,7 +108,7 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon(self._handle_frames)
 
     def close(self) -> None:
-        """Close after the sent commands are written."""
+        """Write all sent commands, then close."""
         if self._unsent and not self._transport.is_closing():
             self._transport.writelines(self._unsent)
         self._transport.close()
@@ -158,7 +159,7 @@ class Connection(asyncio.Protocol):
         self._lost(self, self._error or exc)
 
     async def _begin_tls(self, secure: Secure) -> None:
-        """Handle and send no commands before TLS is established."""
+        """Establish TLS. Until then, no command is handled or sent."""
         if self._transport.is_closing():
             return
         try:

@@ -15,8 +15,8 @@ from store.model.errors import InvalidArgument, RemotingError, Unreachable, Untr
 class Tls:
     """TLS settings of a client.
 
-    authorities: trusted certificates and authorities (PEM). Names are not checked, because routes name addresses. None:
-    the system's, with the server's name checked.
+    authorities: trusted certificates and authorities (PEM). The name in a certificate is not checked then, because
+    routes have addresses instead of names. None: trust the system's certificates, and check the name.
     """
 
     authorities: str | None = field(default=None, repr=False)
@@ -42,7 +42,7 @@ class Tls:
 
 
 def not_connected(address: str, error: OSError, hint: str, *, tls: bool) -> RemotingError:
-    """hint: a possible cause without TLS."""
+    """Return the error for a failed connection. hint: a possible cause if TLS is not used."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return Untrusted(
             f"{address}: its certificate is not trusted: {error.verify_message}. Is this the right server? Then name a "

@@ -23,7 +23,7 @@ from store.model.errors import RequestRefused
 class Header(msgspec.Struct, frozen=True, rename="camel"):
     @classmethod
     def of(cls, texts: Mapping[str, str]) -> Self:
-        """Ignore unknown fields. Raises `RequestRefused`."""
+        """Parse the fields of a command. Unknown fields are ignored. Raises `RequestRefused`."""
         try:
             return msgspec.convert(texts, cls, strict=False)
         except msgspec.ValidationError as error:
@@ -55,7 +55,7 @@ class GetRoute(Header, frozen=True):
 
 
 class SendMessage(Header, frozen=True):
-    """SEND_MESSAGE. properties, sys_flag, flag: as in a record. batch: the body is several messages."""
+    """SEND_MESSAGE. properties, sys_flag, flag: as in a record. batch: whether the body has several messages."""
 
     producer_group: str
     topic: str
@@ -73,7 +73,7 @@ class SendMessage(Header, frozen=True):
 
 
 class SendMessageV2(SendMessage, frozen=True):
-    """SEND_MESSAGE_V2, SEND_BATCH_MESSAGE: the same with names of one letter."""
+    """SEND_MESSAGE_V2, SEND_BATCH_MESSAGE: as SEND_MESSAGE, with names of one letter."""
 
     producer_group: str = field(name="a")
     topic: str = field(name="b")
@@ -103,7 +103,9 @@ class SendAnswer(Header, frozen=True):
 
 
 class SendBack(Header, frozen=True):
-    """CONSUMER_SEND_MSG_BACK. offset: commit log offset (bytes). delay_level: 0: by the number of tries; < 0: never."""
+    """CONSUMER_SEND_MSG_BACK. offset: commit log offset (bytes). delay_level: 0 for a delay that grows with the number
+    of tries; below 0 for a dead letter.
+    """
 
     offset: Long
     group: str
@@ -115,7 +117,9 @@ class SendBack(Header, frozen=True):
 
 
 class EndTransaction(Header, frozen=True):
-    """END_TRANSACTION. commit_or_rollback: 8, 12, or 0 for unknown. tran_state_table_offset: in the half topic."""
+    """END_TRANSACTION. commit_or_rollback: 8 to commit, 12 to roll back, 0 for unknown. tran_state_table_offset: queue
+    offset in the half topic.
+    """
 
     producer_group: str
     tran_state_table_offset: Long
@@ -142,7 +146,9 @@ class CheckTransactionState(Header, frozen=True):
 
 
 class PullMessage(Header, frozen=True):
-    """PULL_MESSAGE, LITE_PULL_MESSAGE. sys_flag: 1 commit `commit_offset`, 2 hold, 4 has the subscription."""
+    """PULL_MESSAGE, LITE_PULL_MESSAGE. sys_flag: the sum of 1 (commit `commit_offset`), 2 (the pull may be held) and 4
+    (the request has a subscription).
+    """
 
     consumer_group: str
     topic: str
@@ -204,7 +210,7 @@ class SearchOffset(Header, frozen=True):
 
 
 class Offset(Header, frozen=True):
-    """The answer to these."""
+    """The answer to requests for an offset."""
 
     offset: Long
 
@@ -252,8 +258,10 @@ class DeleteGroup(Header, frozen=True):
 
 
 class ResetOffset(Header, frozen=True):
-    """INVOKE_BROKER_TO_RESET_OFFSET, RESET_CONSUMER_CLIENT_OFFSET. timestamp: ms since 1970; -1: the end. is_force:
-    also forward. queue_id: < 0: all. offset: instead of the time if >= 0.
+    """INVOKE_BROKER_TO_RESET_OFFSET, RESET_CONSUMER_CLIENT_OFFSET.
+
+    timestamp: ms since 1970; -1 for the end. is_force: whether to also move forward. queue_id: below 0 for all queues.
+    offset: used instead of the time if it is not negative.
     """
 
     group: str
@@ -265,7 +273,7 @@ class ResetOffset(Header, frozen=True):
 
 
 class ConsumeStats(Header, frozen=True):
-    """GET_CONSUME_STATS. topic: only this one."""
+    """GET_CONSUME_STATS. topic: None for all topics."""
 
     consumer_group: str
     topic: str | None = None
@@ -315,7 +323,7 @@ class ViewMessage(Header, frozen=True):
 
 
 class QueryMessage(Header, frozen=True):
-    """QUERY_MESSAGE. Times are ms since 1970. is_unique_key: the key is a producer's id."""
+    """QUERY_MESSAGE. Times are ms since 1970. is_unique_key: whether the key is an id that a producer gave."""
 
     topic: str
     key: str

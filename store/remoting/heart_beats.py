@@ -1,8 +1,8 @@
-"""Heart-beats: clients join and leave groups, and a group's members are notified.
+"""Heartbeats: clients join and leave groups, and a group's members are notified.
 
-Clients of a server do not share a group's queues with clients of other servers or consumers of this host: such a
-consumer owns a queue until it releases it, and most RocketMQ clients never report a release. So a server locks each
-group that it has members of (`ServerGroups`), and `DirectoryGroup.join` refuses a locked group.
+The clients of a server share a group's queues only with each other, not with clients of other servers or consumers of
+this host. Such a consumer owns a queue until it releases it, and most RocketMQ clients never report a release. So a
+server locks each group that has clients (`ServerGroups`), and `DirectoryGroup.join` refuses a locked group.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class HeartBeats:
         return Response()
 
     def _join(self, group: str, client_id: str, consumer: ConsumerClient) -> bool:
-        """Return whether to notify the group's other members."""
+        """Add a client to a group, or update it. Return whether to notify the group's other members."""
         before = self.clients.consumers(group).get(client_id)
         _must_be_same(client_id, before, consumer)
         is_news = before is None or before.reads != consumer.reads
@@ -123,7 +123,7 @@ class HeartBeats:
         return of_json({"consumerIdList": ids})
 
     def _notify(self, group: str) -> None:
-        """Tell a group's consumers to rebalance."""
+        """Notify a group's consumers, so that they rebalance."""
         if not self.clients.sharing(group):
             self._offsets.persist()  # consumers of this host, which read the files, may join now
         with self._joining:
@@ -135,7 +135,7 @@ class HeartBeats:
 
 
 def _check_new_groups(new: int) -> None:
-    """Refuse many new groups, because each rewrites files of the store."""
+    """Raise `RequestRefused` for too many new groups in one heartbeat, because each rewrites files of the store."""
     if new > _MAX_NEW_GROUPS:
         why = f"{_MAX_NEW_GROUPS} new groups are created for one heart-beat; the next one goes on"
         raise RequestRefused(ResponseCode.SYSTEM_BUSY, why)
@@ -146,7 +146,7 @@ def _must_be_same(
 ) -> None:
     """Raise `RequestRefused` if another account is connected with this client id.
 
-    A client of the same account may reconnect, as it does after a late answer.
+    Two connections of the same account are allowed, because a client reconnects after a late answer.
     """
     if before is not None and before.connection.account != now.connection.account:
         _must_be_own_connection(now.connection, client_id, before)
@@ -161,7 +161,7 @@ def _must_be_own_connection(
 
 
 class GroupLocks:
-    """The groups of which this server has members. Thread-safe."""
+    """The groups that this server has locked for its clients. Thread-safe."""
 
     def __init__(self, store: MessageStore) -> None:
         """Raises `StoreUnavailable`."""
@@ -177,8 +177,8 @@ class GroupLocks:
     def admit(self, group: str) -> None:
         """Lock a group for a client that is about to join.
 
-        The server locks the group, then looks for consumers of this host. They do the same, so one of the two sees the
-        other. Raises `GroupConflict`, `StoreClosed`, `StoreUnavailable`.
+        The server locks the group first, then looks for consumers of this host. A consumer does the same in the same
+        order, so at least one of the two notices the other. Raises `GroupConflict`, `StoreClosed`, `StoreUnavailable`.
         """
         with self._turn:
             if self._is_over:

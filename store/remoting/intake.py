@@ -1,4 +1,4 @@
-"""`Intake`: limits what a server accepts from its clients, and closes connections beyond."""
+"""`Intake`: limits the memory and connections that clients can take, and closes connections over the limits."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _logger = logging.getLogger("store.remoting")
 class ServerLimits:
     """What a server accepts from its clients.
 
-    connections: also limited to half of the process's file descriptors, because the store needs the rest. Beyond it, a
-    connection of the address with most connections is closed.
-    requests, body_bytes: unanswered, of one connection. Beyond it, the connection is not read.
-    memory_bytes: of all connections. Half is for unanswered requests, except held pulls; beyond it, no connection is
-    read. Half is for unfinished frames; beyond it, the connection with the largest is closed.
+    connections: most connections, and at most half of the process's file descriptors, because the store needs the rest.
+    Over this limit, a connection of the address with most connections is closed. requests, body_bytes: most unanswered
+    requests of one connection, and the bytes of their bodies. At this limit, the connection is not read. memory_bytes:
+    for all connections. Half is for unanswered requests, except held pulls; when it is used up, no connection is read.
+    The other half is for unfinished frames; when it is used up, the connection with the largest frame is closed.
     unproven_frame_bytes: with accounts, the largest frame before a correctly signed request. A message of 4 MiB fits.
-    idle_seconds: after which a connection without requests is closed.
-    stuck_seconds: after which a connection is closed that does not finish a frame or read its answers.
+    idle_seconds: a connection without requests for so long is closed. stuck_seconds: a connection that does not finish
+    a frame or read its answers for so long is closed.
     """
 
     connections: int = 4096
@@ -44,10 +44,10 @@ class ServerLimits:
 
 
 class Intake:
-    """The connections of a server, and the memory of their requests. For the loop's thread only."""
+    """The connections of a server, and the memory of their requests. Only for the loop's thread."""
 
     def __init__(self, limits: ServerLimits, figures: Figures, *, wants_proof: bool) -> None:
-        """wants_proof: clients sign their requests."""
+        """wants_proof: whether clients must sign their requests."""
         self._limits = limits
         self._figures = figures
         self._wants_proof = wants_proof
@@ -83,7 +83,7 @@ class Intake:
             self._read_on()
 
     def prove(self, connection: Connection) -> None:
-        """Record a correctly signed request."""
+        """Record that a connection sent a correctly signed request."""
         if self._wants_proof and (load := self._loads.get(connection)) is not None and not load.is_proven:
             load.is_proven = True
             connection.max_frame_bytes = MAX_FRAME_BYTES
@@ -117,12 +117,12 @@ class Intake:
                 connection.pause()
 
     def hold(self, request: Request) -> None:
-        """Free the memory of a request that waits for a message."""
+        """Stop counting the memory of a request that waits for a message."""
         if (load := self._loads.get(request.connection)) is not None:
             self._release(request, load)
 
     def end(self, request: Request) -> bool:
-        """Return whether the client is still connected."""
+        """Stop counting a request. Return whether its client is still connected."""
         load = self._loads.get(request.connection)
         if load is None:
             return False
@@ -168,7 +168,7 @@ class Intake:
 
 @dataclass(slots=True)
 class _Load:
-    """requests, body_bytes: unanswered. queued, buffered: bytes of memory."""
+    """The load of one connection. requests, body_bytes: unanswered. queued, buffered: bytes of memory."""
 
     requests: int = 0
     body_bytes: int = 0

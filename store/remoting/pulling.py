@@ -29,7 +29,8 @@ _ENABLED, _BROADCAST_ENABLED = "consumeEnable", "consumeBroadcastEnable"
 
 
 class Permissions:
-    """Groups that may not consume, by `consumeEnable` and `consumeBroadcastEnable` in their settings.
+    """The groups that may not consume, or not by broadcasting, according to their settings (`consumeEnable`,
+    `consumeBroadcastEnable`).
 
     Each pull calls `check`, so the file is read only after a change.
     """
@@ -78,7 +79,7 @@ _MAX_HOLD_SECONDS = 120.0
 
 
 class Pulling:
-    """Answers pulls, and holds those that find nothing. For the loop's thread, except `_pull_in_worker`."""
+    """Answers pulls, and holds pulls without messages. Only for the loop's thread, except `_pull_in_worker`."""
 
     def __init__(
         self, broker: ServedBroker, hold: PullRequestHoldService, thread: LoopThread, workers: WorkerPool
@@ -110,7 +111,7 @@ class Pulling:
             self._hold.cancel(held)
 
     def _pull(self, request: Request) -> Answer | None:
-        """Leave a filter that is slow to parse or apply to a worker."""
+        """Answer a pull, or return None if its filter is slow to parse or apply. Then a worker answers the pull."""
         header = PullMessage.of(request.command.fields)
         accept = self._filters.quick(*self._subscription(header))
         if accept is None or not isinstance(accept, TagFilter):
@@ -146,7 +147,9 @@ class Pulling:
         return self._until_arrival(connection, pull, seconds)
 
     def _subscription(self, header: PullMessage) -> tuple[str, str]:
-        """Return the filter expression and its type, of the request or else of its group. Raises `RequestRefused`."""
+        """Return the filter expression and its type: those of the request, or else those of its group. Raises
+        `RequestRefused`.
+        """
         if header.sys_flag & _SUBSCRIPTION:
             return header.subscription or EVERYTHING, header.expression_type or "TAG"
         found = self._clients.subscription(header.consumer_group, header.topic, header.sub_version)
@@ -157,7 +160,9 @@ class Pulling:
         held_by = self._held.setdefault(connection, {})
 
         def answer(held: HeldRequest) -> None:
-            """Answer from the current store: a request is held once."""
+            """Answer the pull with the messages of the store now. A pull is held only once, so the answer may
+            be empty.
+            """
             if (figure := held_by.pop(held, None)) is not None:
                 self._forget(figure)
             is_quick = isinstance(pull.message_filter, TagFilter)
@@ -188,9 +193,9 @@ class Pulling:
         return answered
 
     def _commit(self, pull: PullRequest, response: PullResponse, offset: int) -> None:
-        """Commit at the pull, not at the archive's answer: the group may have been reset by then.
+        """Commit the offset that a client sends with its pull. An offset of 0 or after the queue's end is ignored.
 
-        An offset of 0 or after the queue's end means none.
+        This is not delayed until an archive answers, because the group may have been reset by then.
         """
         if 0 < offset <= response.max_offset and (response.code in _OF_A_QUEUE or _is_before(response)):
             self._offsets.commit(pull.group, Queue(pull.topic, pull.queue_id), offset)

@@ -1,4 +1,4 @@
-"""LOCK_BATCH_MQ, UNLOCK_BATCH_MQ: which client of a group may read a queue in order."""
+"""LOCK_BATCH_MQ, UNLOCK_BATCH_MQ: the queues that clients of orderly groups have locked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_LOCKS = 1 << 18  # of all clients; 200 bytes each
 
 
 class _ClientClaims(NamedTuple):
-    """connection: of the last request."""
+    """The locks of a client. connection: that of its last request."""
 
     connection: Connection
     claims: Claims
@@ -29,13 +29,13 @@ class _ClientClaims(NamedTuple):
 class Locks:
     """The queues that clients have locked, by the rules of `broker/allocation`.
 
-    A client keeps its locks after its connection ends: RocketMQ's clients reconnect after a late answer, and go on
-    processing. Memory is bounded, because only existing queues can be locked, by a limited number of clients on a
-    connection.
+    A client keeps its locks when its connection ends: RocketMQ's clients reconnect after a late answer, and continue
+    processing. Memory is bounded, because clients can only lock existing queues, and the clients of a connection are
+    limited.
     """
 
     def __init__(self, topics: Callable[[], Mapping[str, int]]) -> None:
-        """topics: returns the number of queues of each."""
+        """topics: returns each topic's number of queues."""
         self._topics = topics
         self._lock = threading.Lock()
         self._locked: dict[str, dict[str, _ClientClaims]] = {}  # by group and client id
@@ -46,7 +46,7 @@ class Locks:
         return {RequestCode.LOCK_BATCH_MQ: self._claim, RequestCode.UNLOCK_BATCH_MQ: self._give_back}
 
     def are_held(self, group: str) -> bool:
-        """Return whether a client has locked a queue, so that the group reads in order."""
+        """Return whether a client of a group has locked a queue, so the group reads in order."""
         now = time.monotonic()
         with self._lock:
             return any(held(locked.claims, now) for locked in self._locked.get(group, {}).values())

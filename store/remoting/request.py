@@ -64,7 +64,7 @@ _CODES: tuple[tuple[tuple[type[StoreError], ...], ResponseCode], ...] = (
 
 
 def refusal(error: StoreError) -> Response:
-    """An error without a code means SERVICE_NOT_AVAILABLE."""
+    """Return the response to an error. An error without a response code of its own is SERVICE_NOT_AVAILABLE."""
     if isinstance(error, RequestRefused):
         return Response(error.code, error.remark)
     code = next((code for kinds, code in _CODES if isinstance(error, kinds)), ResponseCode.SERVICE_NOT_AVAILABLE)

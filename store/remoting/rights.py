@@ -31,7 +31,7 @@ class Need(NamedTuple):
 
     @property
     def is_brokers_own(self) -> bool:
-        """Whether the broker keeps messages of other topics, such as delayed ones, in this topic."""
+        """Return whether this is a topic in which the broker keeps messages of other topics, such as delayed ones."""
         return not self.is_group and self.name in NOT_FOR_PUTTING
 
     def __str__(self) -> str:
@@ -40,19 +40,23 @@ class Need(NamedTuple):
 
 
 def of_topic(name: str, perm: Perm = Perm.EITHER) -> Need:
-    """A group's retry topic needs the group."""
+    """Return the permission for a topic. A group's retry topic needs a permission for the group instead."""
     if name.startswith(RETRY_TOPIC_PREFIX):
         return of_group(name.removeprefix(RETRY_TOPIC_PREFIX))
     return Need(name, perm)
 
 
 def of_group(name: str, perm: Perm = Perm.SUB) -> Need:
-    """A producer's account may have either permission of the producer's group."""
+    """Return the permission for a group. `Perm.EITHER` is for a producer's group, for which either permission is
+    enough.
+    """
     return Need(name, perm, is_group=True)
 
 
 def needs_of(command: Command) -> Iterator[Need] | None:
-    """Return None for an admin account. Raises `BadFrame` for a malformed body."""
+    """Return the permissions that a request needs, None if it needs an admin account. Raises `BadFrame` for a malformed
+    body.
+    """
     rules = _RULES.get(command.code)
     return None if rules is None else (need for rule in rules for need in rule(command))
 
@@ -75,13 +79,16 @@ def _group(field: str, perm: Perm = Perm.SUB) -> _Rule:
 
 
 def _unregistered(command: Command) -> Iterator[Need]:
-    """A producer only removes itself, so its group does not matter."""
+    """Return the consumer's group. A producer removes only itself, so its group needs no permission."""
     if (group := command.fields.get("consumerGroup")) is not None:
         yield of_group(group)
 
 
 def _consumers(command: Command) -> Iterator[Need]:
-    """The handler checks a heart-beat's producers, because each Java client names one of its own."""
+    """Return the groups and topics of a heartbeat's consumers.
+
+    The handler checks the producers, because each Java client sends a producer group of its own.
+    """
     for consumer in Heartbeat.of(command.body).consumers or ():
         yield of_group(consumer.group_name)
         yield from (of_topic(each.topic, Perm.SUB) for each in consumer.subscription_data_set or ())

@@ -84,14 +84,16 @@ class ServedSends:
         return dict.fromkeys(_SENDS, self._send_any)
 
     def _send_one(self, request: Request) -> Future[Response] | None:
-        """Leave batches and compressed bodies, which are decompressed for a check, to a worker."""
+        """Append a message. Return None for a batch and a compressed body, so that a worker decodes them."""
         header = _SENDS[request.command.code].of(request.command.fields)
         if _is_batch(request, header) or header.sys_flag & SYS_COMPRESSED:
             return None
         return self._send(request, header, [Batched(header.flag, bytes(request.command.body), _common(header))])
 
     def _send_any(self, request: Request) -> Answer:
-        """Wait for the append of a batch, so that there are no more decoded batches than workers."""
+        """Append a message or a batch, in a worker. Wait for the append of a batch, so that there are no more decoded
+        batches than workers.
+        """
         header, body = _SENDS[request.command.code].of(request.command.fields), bytes(request.command.body)
         is_batch = _is_batch(request, header)
         if is_batch:
@@ -128,8 +130,10 @@ class ServedSends:
         return answered
 
     def _is_dead(self, header: SendMessage) -> bool:
-        """Whether a consumer gives a message up. After too many tries, an orderly consumer sends it to its group's
-        retry topic, instead of sending it back. Other consumers do so if sending back failed.
+        """Return whether a message in a group's retry topic is a dead letter.
+
+        After too many tries, an orderly consumer sends a message to the retry topic, instead of sending it back. Other
+        consumers do so if sending back failed.
         """
         if not header.topic.startswith(RETRY_TOPIC_PREFIX):
             return False
@@ -154,7 +158,7 @@ def _is_batch(request: Request, header: SendMessage) -> bool:
 
 
 def _must_inflate(parts: Sequence[Batched], sys_flag: int, max_bytes: int) -> None:
-    """Raise `RequestRefused` if bodies do not decompress, or exceed `max_bytes` together."""
+    """Raise `RequestRefused` if bodies do not decompress, or if they exceed `max_bytes` together."""
     left = max_bytes
     try:
         for part in parts:
@@ -183,7 +187,7 @@ def _message(header: SendMessage, part: Batched) -> Message:
 
 
 def _deliver_at(properties: dict[str, str]) -> int | None:
-    """Remove the delivery time from properties. Return ms since 1970, or None."""
+    """Remove the delivery time from properties. Return it in ms since 1970, None if there is none."""
     at = _number(properties, PROPERTY_DELIVER_AT)
     for name, unit in _DELAYS_MS.items():
         if (delay := _number(properties, name)) is not None:
@@ -208,10 +212,10 @@ def _common(header: SendMessage) -> bytes:
 
 
 def _parts(body: bytes, header: SendMessage, max_bytes: int) -> list[Batched]:
-    """Return the messages of a batch, each with the request's properties, too.
+    """Return the messages of a batch, each with the request's properties added.
 
-    Before a message is copied, check that all records have at most `max_bytes`, as in RocketMQ's broker, and that the
-    ids fit into the answer. Raises `BadFrame`, `MessageRefused`.
+    This is checked before a message is copied: all records have at most `max_bytes` together, as in RocketMQ's broker,
+    and the ids fit into the answer. Raises `BadFrame`, `MessageRefused`.
     """
     check_body_size(len(body), max_bytes)
     common = _common(header)
@@ -264,8 +268,9 @@ class SendBacks:
 
 
 def _must_match_request(message: StoredMessage, header: SendBack) -> None:
-    """Raise `RequestRefused` if the topic or the producer's id is of another message. The client then sends that
-    message back as a new one.
+    """Raise `RequestRefused` if the message has another topic or another producer's id than the request.
+
+    The client then sends its message back as a new one.
     """
     must_be_of(message, header.origin_topic)
     own, meant = message.properties.get(PROPERTY_UNIQ_KEY), header.origin_msg_id

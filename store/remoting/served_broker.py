@@ -31,7 +31,7 @@ class BrokerConfig:
 
     @property
     def own_topics(self) -> Mapping[str, int]:
-        """Topics with their number of queues that tools expect each broker to have.
+        """The topics that tools expect each broker to have, with their number of queues.
 
         The store creates them at their first message.
         """
@@ -68,7 +68,9 @@ class ServedBroker:
         return self.config.brokerName
 
     def must_know(self, group: str) -> None:
-        """Raise `UnknownGroup` for a new group if topics are not created automatically, because a group has topics."""
+        """Raise `UnknownGroup` for a new group if topics are not created automatically, because a new group needs
+        topics.
+        """
         if not self.config.autoCreateTopicEnable and GroupConfigs(self.store.path).of(group) is None:
             raise UnknownGroup(
                 f"group {group} does not exist, and this broker creates no topics for it, such as "

@@ -1,4 +1,4 @@
-"""`ServedFilters`: the filters of pulls, parsed once, in a worker if that may take long."""
+"""`ServedFilters`: the filters of pulls, parsed once. A long one is parsed in a worker."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ class _Key(NamedTuple):
 
 
 class ServedFilters:
-    """Thread-safe. New filters replace those that no held pull uses. If held pulls fill the limit, another filter is
-    refused.
+    """The filters in use, and recent ones. Thread-safe.
+
+    A new filter replaces one that no held pull uses. If held pulls use all of them, a new filter is refused.
     """
 
     def __init__(self) -> None:
@@ -36,7 +37,7 @@ class ServedFilters:
         self._characters = 0
 
     def quick(self, expression: str, expression_type: str) -> MessageFilter | None:
-        """Return a known or short filter; None if it needs a worker. Raises as `parse`."""
+        """Return a filter that is known or short. Return None if it must be parsed in a worker. Raises as `parse`."""
         with self._lock:
             key = _Key(expression, expression_type)
             if (known := self._recent.get(key)) is not None:
@@ -45,7 +46,7 @@ class ServedFilters:
         return self.parse(expression, expression_type) if len(expression) <= _SHORT else None
 
     def parse(self, expression: str, expression_type: str) -> MessageFilter:
-        """Raises `FilterError`, and `RequestRefused` if there are too many filters."""
+        """Parse a filter, and keep it. Raises `FilterError`, and `RequestRefused` if there are too many filters."""
         if len(expression) > _MAX_EXPRESSION:
             raise FilterError(f"an expression of {len(expression):,} characters; at most {_MAX_EXPRESSION:,}")
         found = _parsed(expression, expression_type)
@@ -65,7 +66,7 @@ class ServedFilters:
 
 
 def _parsed(expression: str, expression_type: str) -> MessageFilter:
-    """As RocketMQ's broker, take any text between "||" as a tag."""
+    """Parse a filter. As in RocketMQ's broker, any text between "||" is a tag."""
     if expression_type.upper() != "TAG" or expression == EVERYTHING:
         return message_filter(expression, expression_type)
     tags = tuple(tag for part in expression.split("||") if (tag := part.strip()))

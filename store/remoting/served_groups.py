@@ -101,7 +101,9 @@ class ServedGroups:
         return Response()
 
     def _offset(self, request: Request) -> Response:
-        """As with RocketMQ, a group without an offset begins at 0 if the queue still has all messages."""
+        """Return a group's offset. As in RocketMQ, a group without an offset begins at 0 if the queue still has all
+        messages.
+        """
         header = GroupQueue.of(request.command.fields)
         offset = self._offsets.committed(header.consumer_group, Queue(header.topic, header.queue_id))
         if offset is None:
@@ -132,7 +134,7 @@ class ServedGroups:
         return written
 
     def _reset(self, request: Request) -> Answer:
-        """Notify the group's consumers, which would otherwise continue from their own offsets."""
+        """Reset a group, and notify its consumers, which would otherwise continue from their own offsets."""
         header = ResetOffset.of(request.command.fields)
         queues = self._store.topics().get(header.topic, 0)
         if not queues:
@@ -156,7 +158,7 @@ class ServedGroups:
         return Response(body=(body,))
 
     def _begin(self, header: ResetOffset, queue: Queue) -> int:
-        """Unless forced, return no offset after the committed one."""
+        """Return the offset at which a group continues. A reset to a time moves it forward only with `is_force`."""
         if header.offset is not None and header.offset >= 0:
             return min(header.offset, self._store.max_offset(queue.topic, queue.queue_id))
         if header.timestamp == _TO_THE_END:
@@ -240,7 +242,9 @@ class GroupStats:
         return {topic: queues for topic, queues in self._store.topics().items() if topic in read}
 
     def _progress(self, group: str, queue: Queue) -> dict[str, int]:
-        """RocketMQ's OffsetWrapper; an offset below 0 means none."""
+        """Return a group's progress in a queue, as RocketMQ's OffsetWrapper. An offset below 0 means that there is
+        none.
+        """
         offset = self._offsets.committed(group, queue)
         end = self._store.max_offset(queue.topic, queue.queue_id)
         time = 0

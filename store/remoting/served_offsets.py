@@ -25,9 +25,11 @@ _logger = logging.getLogger("store.remoting")
 
 
 class ServedOffsets:
-    """RocketMQ's ConsumerOffsetManager: the last commit counts, even of a smaller offset. Thread-safe.
+    """The offsets of clients' groups, as RocketMQ's ConsumerOffsetManager: a later commit may lower an offset.
+    Thread-safe.
 
-    Only unwritten commits are kept. They overwrite concurrent commits of other processes.
+    Only commits that are not written yet are kept in memory. When written, they replace concurrent commits of other
+    processes.
     """
 
     def __init__(self, store: MessageStore) -> None:
@@ -41,14 +43,14 @@ class ServedOffsets:
         self._next: Future[None] | None = None
 
     def committed(self, group: str, queue: Queue) -> int | None:
-        """Return the offset to read next, or None."""
+        """Return the offset to read next, None if the group has none."""
         with self._lock:
             new = self._new.get((group, queue))
         written = self._store.consumer_offset(group, queue.topic, queue.queue_id)
         return written if new is None else new
 
     def commit(self, group: str, queue: Queue, offset: int) -> None:
-        """Raises `InvalidGroup`, `OffsetOutOfRange`, `StoreBusy`."""
+        """Commit an offset in memory. Raises `InvalidGroup`, `OffsetOutOfRange`, `StoreBusy`."""
         check_may_commit(group)
         if offset < 0:
             raise OffsetOutOfRange(f"group {group}, {queue}: {offset} is no offset; they begin at 0")
@@ -59,7 +61,9 @@ class ServedOffsets:
 
     @contextmanager
     def replacing(self, group: str, queues: Iterable[Queue]) -> Iterator[None]:
-        """Set offsets in the files inside the `with` block, which supersede earlier commits."""
+        """A context in which the caller sets offsets in the files. Afterwards, earlier commits of the queues are
+        dropped.
+        """
         with self._persisting:
             yield
             with self._lock:
@@ -67,9 +71,10 @@ class ServedOffsets:
                     self._new.pop((group, queue), None)
 
     def persist_soon(self) -> Future[None]:
-        """Return a future that is done when all current commits are written, or will be retried.
+        """Return a future that is done when all current commits are written, or when writing failed and will be
+        retried.
 
-        Commits during a write share the next one, so that not each of them writes the file.
+        Commits that arrive during a write are written together in the next one.
         """
         with self._lock:
             if self._next is None:
@@ -86,7 +91,9 @@ class ServedOffsets:
         self.persist()
 
     def persist(self) -> None:
-        """Failed commits are retried the next time."""
+        """Write commits, except those of missing queues, and those that would lower the offset of a group with
+        consumers of this host.
+        """
         with self._persisting:
             with self._lock:
                 new = dict(self._new)
@@ -125,7 +132,7 @@ class ServedOffsets:
             self._files.set_of_groups(news)
 
     def _beyond_room(self, new: set[str]) -> set[str]:
-        """Return the new groups beyond the limit, because a client can make up names."""
+        """Return the new groups over the limit. There is a limit because a client can make up names."""
         if not new:
             return new
         settings, names = self._files.settings.all().keys(), set(self._files.names())
@@ -133,5 +140,5 @@ class ServedOffsets:
         return set(sorted(made_up)[max(0, _MAX_MADE_UP - len(names - settings)) :])
 
     def _has_members(self, group: str) -> bool:
-        """Whether consumers of this host share its queues."""
+        """Return whether consumers of this host share the group's queues."""
         return any(each.model is MessageModel.CLUSTERING for each in Roster(self._store.path, group).present())

@@ -21,7 +21,9 @@ _INHERIT = 1
 
 
 class Routes:
-    """One broker, master of one cluster, at the address by which a client reached it."""
+    """The routes of a name server that knows one broker: the master of one cluster, at the address by which a client
+    reached it.
+    """
 
     def __init__(self, broker: ServedBroker) -> None:
         self._store = broker.store
@@ -94,7 +96,7 @@ _VERSION = "V5_3_3"
 
 
 class Status:
-    """RocketMQ's figures that are not counted here are left out."""
+    """The broker's runtime status. RocketMQ's values that this server does not count are left out."""
 
     def __init__(self, broker: ServedBroker) -> None:
         self._store = broker.store
@@ -126,6 +128,6 @@ class Status:
         return of_json({"table": {name: str(value) for name, value in table.items()}})
 
     def _earliest(self) -> int:
-        """Return the store time of the first message in the log; -1 if it is empty, as RocketMQ does."""
+        """Return the store time of the first message in the log. Return -1 if the log is empty, as RocketMQ does."""
         first = self._store.first_message()
         return -1 if first is None else first.store_timestamp

@@ -136,7 +136,7 @@ class ServedTopics:
         return self._tiered.answer(request, [queue], search)
 
     def _earliest(self, request: Request) -> Answer:
-        """Return the store time of a queue's oldest message; -1 if it is empty, as RocketMQ does."""
+        """Return the store time of a queue's oldest message. Return -1 if the queue is empty, as RocketMQ does."""
         header = TopicQueue.of(request.command.fields)
         queue = Queue(header.topic, header.queue_id)
 
@@ -165,7 +165,7 @@ class ServedTopics:
 def must_be_of(message: StoredMessage, topic: str | None) -> None:
     """Raise `RequestRefused` if a message has another topic than a client expects.
 
-    An id from an archive, or from before the store was restored, may mean another place.
+    This happens with an id from an archive, or from before the store was restored: it may name another message here.
     """
     own = {message.topic, *(message.properties.get(name) for name in (PROPERTY_RETRY_TOPIC, PROPERTY_REAL_TOPIC))}
     if topic and not any(each and each.endswith(topic) for each in own):  # it may lack its namespace
@@ -181,7 +181,7 @@ def message_queue(broker: str, queue: Queue) -> MessageQueue:
 
 
 def queue_table(rows: Iterable[tuple[MessageQueue, dict[str, int]]]) -> Response:
-    """fastjson writes objects as keys, which is not JSON."""
+    """Return a table of queues in fastjson's format, in which keys are objects. This is not JSON."""
     return Response(body=(b'{"offsetTable":%b}' % table_of_queues(rows),))
 
 

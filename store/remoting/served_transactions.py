@@ -54,7 +54,7 @@ class ServedTransactions:
     def check(self) -> None:
         """Ask the connected producers about their open half messages. Call it regularly.
 
-        Clients' requests are handled between two groups.
+        The requests of clients are handled between two groups.
         """
         with suppress(RuntimeError):  # the thread has ended
             for group in self._thread.submit(self._asked).result():
@@ -116,9 +116,10 @@ class ServedTransactions:
         return present
 
     def _check(self, group: str) -> None:
-        """Count the check first, as RocketMQ does: that appends the half message again, at its new place.
+        """Ask the producers of a group about its open half messages.
 
-        Skip producers that do not read, because the questions would stay in memory.
+        As in RocketMQ, the check is counted first, which appends the half message again, at a new place. Producers that
+        do not read are skipped, because the questions would stay in memory.
         """
         producers = [each.connection for each in self._clients.producers(group).values()]
         reading = [connection for connection in producers if not connection.is_stuck_writing]

@@ -58,12 +58,11 @@ _HELD = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 
 @dataclass(frozen=True)
 class Processors:
-    """The handlers by request code.
+    """The handlers of requests, by code.
 
-    quick: run in the loop's thread, so they must not block; they return None if the request needs a worker.
-    waiting: run in `workers`, and may block.
-    lost: called in the loop's thread with each closed connection.
-    check: raises `RequestRefused` if the sender may not make a request; None allows all.
+    quick: run in the loop's thread, so they must not block. They return None if a worker must handle the request.
+    waiting: run in `workers`, and may block. lost: called in the loop's thread with each closed connection. check:
+    raises `RequestRefused` if the sender may not make a request; None allows all.
     """
 
     workers: WorkerPool
@@ -74,7 +73,7 @@ class Processors:
 
 
 class Server(Opened):
-    """Listens in its own thread until `close`. address: "host:port", with the actual port."""
+    """A server that listens in its own thread until `close`. address: "host:port", with the actual port."""
 
     def __init__(
         self,
@@ -85,7 +84,7 @@ class Server(Opened):
         tls: SSLContext | None,
         figures: Figures,
     ) -> None:
-        """Raises `InvalidArgument` for a malformed address, `StoreUnavailable` if it cannot listen."""
+        """Begin to listen. Raises `InvalidArgument` for a malformed address, `StoreUnavailable` if it cannot listen."""
         super().__init__(f"a server at {listen}", "store.remoting.serving.serve")
         self._thread = thread
         self._processors = processors
@@ -105,7 +104,7 @@ class Server(Opened):
         return len(self._intake)
 
     def close(self, stop: Callable[[], None] = lambda: None) -> None:
-        """Answer the running requests, see `WorkerPool.close`.
+        """Stop listening, and answer the running requests, see `WorkerPool.close`.
 
         stop: called to answer held requests.
         """

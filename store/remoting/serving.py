@@ -121,7 +121,9 @@ class Serving:
         return self._hold.held
 
     def close(self) -> None:
-        """Answer running requests and held pulls, and leave. Does nothing the second time and in a forked process."""
+        """Answer running requests and held pulls, and stop serving. Does nothing the second time and in a forked
+        process.
+        """
         if self._server.is_forked:  # the parent may have committed more
             return
         self._is_leaving = True
@@ -169,11 +171,11 @@ def serve(
 ) -> Serving:
     """Serve a store that is open for writing to RocketMQ's clients, in threads, until `close`.
 
-    listen: "host:port"; port 0 is any free one, see `Serving.address`. Routes name the address by which a client
+    listen: "host:port". Port 0 selects a free port, see `Serving.address`. Routes have the address by which a client
     connected. access: the rights of accounts; None allows all requests. tls: if given, clients have to use TLS
     (`useTLS`).
 
-    Other handles, of any process, may use the store concurrently. Raises `InvalidArgument` for a malformed address,
-    `StoreUnavailable` if it cannot listen.
+    Other processes, and other objects of this process, may use the store concurrently. Raises `InvalidArgument` for a
+    malformed address, `StoreUnavailable` if it cannot listen.
     """
     return Serving(store, listen, config, limits, access, tls)

@@ -17,11 +17,14 @@ from store.remoting.connection import Connection
 
 Result = TypeVar("Result")
 _QUICK_SECONDS = 0.001  # most that the event loop takes for a request
-_MOST_REST, _MOST_REST_SECONDS = 3, 0.5  # most rest of a worker: a multiple of its computing time, and seconds
+_MOST_REST, _MOST_REST_SECONDS = 3, 0.5  # longest sleep of a worker: a multiple of its computing time, and seconds
 
 
 def settle(waiting: Future[Result], work: Callable[[], Result]) -> None:
-    """Pass on errors of any kind, so that the reader of `waiting` never waits forever."""
+    """Run `work`, and set the future `waiting` to its result or error, whatever the error is.
+
+    So the reader of `waiting` never waits forever.
+    """
     try:
         result = work()
     except StoreError as error:
@@ -35,7 +38,7 @@ def settle(waiting: Future[Result], work: Callable[[], Result]) -> None:
 
 
 def without_frames(error: StoreError) -> StoreError:
-    """Drop the traceback and cause, whose frames would keep the request in memory until a garbage collection."""
+    """Remove the traceback and cause, whose frames would keep the request in memory until a garbage collection."""
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)
 
@@ -85,11 +88,11 @@ class _Work(NamedTuple):
 
 
 class WorkerPool:
-    """Workers that serve connections in turn; at most half of them serve one connection. Thread-safe.
+    """Workers that serve connections in turn. At most half of them serve one connection. Thread-safe.
 
     No work begins for a connection whose peer does not read, because its answers would stay in memory. Workers share
-    the GIL with the event loop, so after each work, a worker sleeps for as long as the loop needed for its
-    `quick_requests` during the work.
+    the GIL with the event loop. So after each piece of work, a worker sleeps for as long as the loop needed for its
+    `quick_requests` in that time.
     """
 
     def __init__(self, threads: int, name: str) -> None:
@@ -108,7 +111,10 @@ class WorkerPool:
     def begin(
         self, connection: Connection, work: Callable[[], Result], *, after_others: bool = False
     ) -> Future[Result]:
-        """`work` runs even if the connection is closed by then. after_others: begin after its earlier requests."""
+        """Run `work` in a worker, even if the connection is closed by then. Return its future.
+
+        after_others: begin after the connection's earlier requests.
+        """
         answered: Future[Result] = Future()
         with self._changed:
             if self._is_over:
@@ -127,7 +133,7 @@ class WorkerPool:
             self._waiting.pop(connection, None)
 
     def look(self) -> None:
-        """Continue with connections whose peer reads again or that are closed. Call it regularly."""
+        """Continue with connections whose peer reads again, and with closed ones. Call it regularly."""
         with self._changed:
             self._changed.notify_all()
 
@@ -138,7 +144,7 @@ class WorkerPool:
             self._changed.notify_all()
 
     def close(self, seconds: float = LEAVE_SECONDS) -> None:
-        """Refuse works that do not begin within `seconds`, and wait for the others."""
+        """Refuse work that does not begin within `seconds`, and wait for the rest."""
         with self._changed:
             self._is_over = True
             self._until = time.monotonic() + seconds
@@ -158,7 +164,7 @@ class WorkerPool:
                 time.sleep(min(needed, _MOST_REST * (time.thread_time() - began), _MOST_REST_SECONDS))
 
     def _next(self, done: Connection | None) -> tuple[Connection, _Work] | None:
-        """done: the connection whose work this thread finished."""
+        """Wait for the next work, and return it. done: the connection whose work this thread finished."""
         with self._changed:
             if done is not None:
                 self._begun -= Counter((done,))  # drops zero counts, too

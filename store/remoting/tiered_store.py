@@ -1,6 +1,6 @@
-"""A served store together with its archive, which clients see as readers of the directory do.
+"""A served store together with its archive. Clients see both as one log, as readers of the directory do.
 
-As in RocketMQ's TieredMessageStore, the archive answers for messages, the begin of a queue, offsets by time, queries by
+As in RocketMQ's TieredMessageStore, the archive provides messages, the begin of a queue, offsets by time, queries by
 key, and store times.
 """
 
@@ -46,10 +46,10 @@ Result = TypeVar("Result")
 
 
 class ArchiveReads:
-    """Threads that read from the archive. Thread-safe; connections take turns."""
+    """Threads that read from the archive for clients. Thread-safe. Connections are served in turn."""
 
     def __init__(self, seconds: float = _SECONDS) -> None:
-        """seconds: after which an unanswered request is refused."""
+        """seconds: a request without an answer after this time is refused."""
         self._seconds = seconds
         self._workers = WorkerPool(_THREADS, "mq-archive")
         self._lock = threading.Lock()
@@ -57,7 +57,7 @@ class ArchiveReads:
         self._said: dict[str, float] = {}
 
     def begin(self, connection: Connection, work: Callable[[], Result]) -> Future[Result]:
-        """`work` is not called if the connection is closed by then."""
+        """Run `work` in a thread. Return its future. `work` is not called if the connection is closed by then."""
         answered: Future[Result] = Future()
         with self._lock:
             self._until[answered] = time.monotonic() + self._seconds, connection
@@ -74,7 +74,7 @@ class ArchiveReads:
             self._until = {answered: asked for answered, asked in self._until.items() if asked[1] is not connection}
 
     def look(self) -> None:
-        """Refuse late requests. Call it regularly."""
+        """Refuse requests that have waited too long. Call it regularly."""
         self._workers.look()
         now = time.monotonic()
         with self._lock:
@@ -86,7 +86,7 @@ class ArchiveReads:
             self._log("the archive answers too slowly: clients are told to ask again")
 
     def stop(self) -> None:
-        """Refuse all unanswered requests. Do not wait, because a failing archive may take minutes."""
+        """Refuse all unanswered requests. This does not wait for them, because a failing archive may take minutes."""
         self._workers.leave()
         with self._lock:
             left = list(self._until)
@@ -122,7 +122,7 @@ class ArchiveReads:
 
 
 def _settle(answered: Future[Any], result: object) -> None:
-    """Does nothing if the request was refused concurrently."""
+    """Set the future, unless the request was refused concurrently."""
     with suppress(InvalidStateError):
         if isinstance(result, BaseException):
             answered.set_exception(without_frames(result) if isinstance(result, StoreError) else result)
@@ -144,14 +144,17 @@ class TieredStore:
         self._known: tuple[str, TieredLog | None] = ("", None)
 
     def answer(self, request: Request, queues: Iterable[Queue], work: Callable[[], Response]) -> Answer:
-        """Call `work` at once if the store has all messages of these queues, else in a reader thread."""
+        """Return the answer of `work`, called at once if the store has all messages of these queues, otherwise in a
+        reader thread.
+        """
         if not any(each.min_offset for each in self._store.bounds(queues).values()):
             return work()
         return self._reads.begin(request.connection, work)
 
     def answer_of(self, request: Request, physical_offset: int, work: Callable[[bytes], Response]) -> Answer:
-        """Return the answer of `work` about the record at an offset. `work` is not called if the archive is
-        too late.
+        """Return the answer of `work` about the record at an offset.
+
+        `work` is not called if the archive does not answer in time.
         """
         if not is_name(physical_offset):
             return work(self._store.record_at(physical_offset))
@@ -161,7 +164,7 @@ class TieredStore:
         return answered
 
     def pulled(self, connection: Connection, pull: PullRequest) -> Future[PullResponse]:
-        """Answer a pull from an offset that the store has deleted."""
+        """Answer a pull at an offset whose message the store has deleted."""
         return self._reads.begin(connection, lambda: self._pull(pull))
 
     # --- in reader threads ---------------------------------------------------------------------------------
@@ -181,7 +184,7 @@ class TieredStore:
         return self._store.offset_by_time(queue.topic, queue.queue_id, timestamp, boundary)
 
     def stored_at(self, queue: Queue, offset: int) -> int | None:
-        """Return a store time (ms), or None. Raises `UnknownTopic`, `UnknownQueue`."""
+        """Return the store time of a message (ms), None if it is deleted. Raises `UnknownTopic`, `UnknownQueue`."""
         own = Bounds(*self._store.offsets(queue.topic, queue.queue_id))
         if own.min_offset and (log := self._log()) is not None:
             return log.stored_at(queue, offset)
@@ -199,7 +202,7 @@ class TieredStore:
         return _record(log, log.older.named(physical_offset))
 
     def _own_record(self, message: StoredMessage) -> bytes | None:
-        """Return None if the message's offset is one in the archive."""
+        """Return the record of a message that is in the store. Return None if the message is from the archive."""
         try:
             record = self._store.record_at(message.physical_offset)
         except (OffsetLost, OffsetNotYet, CorruptRecord):
