@@ -309,8 +309,6 @@ class RouteTable:
             known = self._routes.get(topic)
         now, may_be_old = time.monotonic(), known is not None and oldest > 0.0
         made = -math.inf if known is None else known.made
-        if known is not None and not known.has_masters:
-            oldest = min(oldest, _AGAIN_SECONDS)
         if may_be_old and (now - made < oldest or now - self._unanswered_at < max(oldest, ANSWER_SECONDS)):
             return known
         try:
@@ -357,8 +355,15 @@ class RouteTable:
                     continue
                 route = self.route(queue.topic, oldest=time.monotonic() - asked, expected={queue.broker})
             if route is not None and queue in route.read:
-                found[queue] = route.read[queue]
+                found[queue] = self._with_master(route.read[queue])
         return found
+
+    def _with_master(self, broker: Broker) -> Broker:
+        """Return a broker with the addresses in the list of brokers if its route has no master.
+
+        The list is a second old at most, and one request for all topics.
+        """
+        return broker if broker.writable else self._listing()[1].get(broker.name, broker)
 
     def _is_missing(self, broker: str, listed: Mapping[str, Broker]) -> bool:
         """Return whether a broker is missing and may return. listed: the brokers that name servers know."""
