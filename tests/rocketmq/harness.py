@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 LINES = ("5.5", "5.3", "5.1", "4.9", "4.3")
 """RocketMQ release lines, newest first; pom.xml names the exact versions."""
 USUAL_LINES = ("5.5", "4.9")
-"""The lines of a run that names none: the newest, and the last one before queues, hosts and pulls of RocketMQ 5."""
+"""The lines of a run that names none: the newest, and the last one before RocketMQ 5."""
 
 # RocketMQ 4 unmaps files through JDK internals.
 JVM_OPTIONS = (

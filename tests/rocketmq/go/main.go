@@ -1,5 +1,5 @@
-// RocketMQ's client for Go against any name server: sends messages, consumes them, and leaves when all have come and its
-// standard input ends.
+// RocketMQ's client for Go with any name server: sends messages, consumes them, and leaves when all have arrived and
+// its standard input ends.
 // Usage: program 127.0.0.1:9876 topic group messages [accessKey secretKey]
 package main
 
@@ -81,7 +81,7 @@ func main() {
 			must(fmt.Errorf("only %d of %d messages came", i, messages))
 		}
 	}
-	_, err = io.Copy(io.Discard, os.Stdin) // a message counts as consumed some time after it came
+	_, err = io.Copy(io.Discard, os.Stdin) // a message counts as consumed some time after it arrived
 	must(err)
 	must(reader.Shutdown())
 	must(sender.Shutdown())

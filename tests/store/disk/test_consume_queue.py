@@ -291,7 +291,7 @@ def test_replaced_file_is_read_again_if_current_is_required(tmp_path: Path) -> N
 
 _PATIENCE = 60.0
 _STRADDLING = [index for index in range(300_000) if index * CQ_ENTRY.itemsize % 4096 == 4096 - 8]
-"""Indices of entries whose physical offset stands on one page and whose size on the next."""
+"""Indices of entries whose physical offset is on one page and whose size on the next."""
 
 
 def _write_straddling(root: Path, turn: Synchronized[int]) -> None:

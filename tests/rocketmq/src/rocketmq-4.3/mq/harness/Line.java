@@ -20,7 +20,7 @@ import org.apache.rocketmq.store.config.MessageStoreConfig;
 import org.apache.rocketmq.store.stats.BrokerStatsManager;
 import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
 
-/** What differs between RocketMQ lines: this is 4.3, which knows zlib and IPv4 only. */
+/** Differences between RocketMQ release lines. 4.3 has only zlib and IPv4. */
 final class Line {
     private static final int COMPRESSION_LEVEL = 5;
 
@@ -50,7 +50,7 @@ final class Line {
         return store.getOffsetInQueueByTime(topic, queue, time);
     }
 
-    /** One round of what the broker does every ten seconds. */
+    /** A round of the clean-up that a broker does every ten seconds. */
     static void cleanUp(DefaultMessageStore store) throws ReflectiveOperationException {
         Method method = DefaultMessageStore.class.getDeclaredMethod("cleanFilesPeriodically");
         method.setAccessible(true);
@@ -77,16 +77,16 @@ final class Line {
         throw new IllegalArgumentException("RocketMQ 4.3 stores no IPv6 host: " + message.getStoreHost());
     }
 
-    /** Those that its TopicConfigManager makes: no other list is kept. */
+    /** The topics that TopicConfigManager creates; there is no other list. */
     static Set<String> systemTopics(BrokerController broker) {
         return broker.getTopicConfigManager().getSystemTopic();
     }
 
     static void awaitTermination(DefaultMQPushConsumer consumer) {
-        // Not known here: what is being consumed at its shutdown is consumed again.
+        // Not available: messages that are being consumed during the shutdown are consumed again.
     }
 
-    /** Whether it refuses messages. */
+    /** Let the store refuse or accept messages. */
     static void fence(DefaultMessageStore store, boolean isFenced) {
         if (isFenced) {
             store.getRunningFlags().getAndMakeNotWriteable();

@@ -22,7 +22,7 @@ import org.apache.rocketmq.store.config.MessageStoreConfig;
 import org.apache.rocketmq.store.stats.BrokerStatsManager;
 import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
 
-/** What differs between RocketMQ lines: this is 4.9, which knows no batch queues and no boundary of a time. */
+/** Differences between RocketMQ release lines. 4.9 has no batch queues and no boundary of a time. */
 final class Line {
     private static final int COMPRESSION_LEVEL = 5;
 
@@ -52,7 +52,7 @@ final class Line {
         return store.getOffsetInQueueByTime(topic, queue, time);
     }
 
-    /** One round of what the broker does every ten seconds. */
+    /** A round of the clean-up that a broker does every ten seconds. */
     static void cleanUp(DefaultMessageStore store) throws ReflectiveOperationException {
         Method method = DefaultMessageStore.class.getDeclaredMethod("cleanFilesPeriodically");
         method.setAccessible(true);
@@ -81,12 +81,12 @@ final class Line {
         return TopicValidator.getSystemTopicSet();
     }
 
-    /** Its shutdown then waits for the offsets of what is being consumed. */
+    /** Let its shutdown wait for the messages that are being consumed. */
     static void awaitTermination(DefaultMQPushConsumer consumer) {
         consumer.setAwaitTerminationMillisWhenShutdown(60_000);
     }
 
-    /** Whether it refuses messages. */
+    /** Let the store refuse or accept messages. */
     static void fence(DefaultMessageStore store, boolean isFenced) {
         if (isFenced) {
             store.getRunningFlags().getAndMakeNotWriteable();

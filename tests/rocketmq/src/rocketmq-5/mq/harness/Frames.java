@@ -38,7 +38,7 @@ import org.apache.rocketmq.remoting.protocol.route.BrokerData;
 import org.apache.rocketmq.remoting.protocol.route.QueueData;
 import org.apache.rocketmq.remoting.protocol.route.TopicRouteData;
 
-/** Frames as RocketMQ's own code encodes them, and the numbers of its codes: for tests/golden/remoting. */
+/** Frames as RocketMQ's own code encodes them, and its codes, for tests/golden/remoting. */
 public final class Frames {
     private static int opaque;
 

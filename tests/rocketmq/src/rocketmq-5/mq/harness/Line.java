@@ -29,7 +29,7 @@ import org.apache.rocketmq.store.config.MessageStoreConfig;
 import org.apache.rocketmq.store.stats.BrokerStatsManager;
 import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
 
-/** What differs between RocketMQ lines: this is 5.x. */
+/** Differences between RocketMQ release lines: 5.x. */
 final class Line {
     private static final int COMPRESSION_LEVEL = 5;
 
@@ -64,7 +64,7 @@ final class Line {
         return store.getOffsetInQueueByTime(topic, queue, time, BoundaryType.getType(boundary));
     }
 
-    /** One round of what the broker does every ten seconds. */
+    /** A round of the clean-up that a broker does every ten seconds. */
     static void cleanUp(DefaultMessageStore store) throws ReflectiveOperationException {
         call(store, DefaultMessageStore.class, "cleanFilesPeriodically");
         Object queues = store.getQueueStore();
@@ -102,12 +102,12 @@ final class Line {
         return TopicValidator.getSystemTopicSet();
     }
 
-    /** Its shutdown then waits for the offsets of what is being consumed. */
+    /** Let its shutdown wait for the messages that are being consumed. */
     static void awaitTermination(DefaultMQPushConsumer consumer) {
         consumer.setAwaitTerminationMillisWhenShutdown(60_000);
     }
 
-    /** Whether it refuses messages. */
+    /** Let the store refuse or accept messages. */
     static void fence(DefaultMessageStore store, boolean isFenced) {
         store.getRunningFlags().makeFenced(isFenced);
     }

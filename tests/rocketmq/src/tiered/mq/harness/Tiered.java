@@ -36,10 +36,10 @@ import org.apache.rocketmq.tieredstore.util.MessageStoreUtil;
  * RocketMQ's tiered store on a directory:
  * `Tiered write|read|query ARCHIVE METADATA_ROOT CLUSTER BROKER LOG_BYTES QUEUE_BYTES SLOTS`.
  *
- * write: a line of standard input a record, {"topic", "queueId", "queueOffset", "tagsCode", "record": base64}; it goes
- * where its dispatcher puts it, and is committed; in the end the index is uploaded. read: a line a queue and a message,
- * as RocketMQ gets them. query: a line of standard input a question, {"topic", "key"}, and a line for each message that
- * its index names, as its fetcher gets them.
+ * write: each line of standard input is a record, {"topic", "queueId", "queueOffset", "tagsCode", "record": base64}.
+ * RocketMQ's dispatcher places and commits it; at the end the index is uploaded. read: prints a line for each queue and
+ * message. query: each line of standard input is a query, {"topic", "key"}; prints a line for each message that the
+ * index names, as RocketMQ's fetcher returns it.
  */
 public final class Tiered {
     private record Put(String topic, int queueId, long queueOffset, long tagsCode, String record) { }
@@ -189,7 +189,7 @@ public final class Tiered {
         line.put("bornTimestamp", message.getBornTimestamp());
         line.put("storeTimestamp", message.getStoreTimestamp());
         line.put("bodyCRC", message.getBodyCRC());
-        byte[] body = message.getBody() == null ? new byte[0] : message.getBody();  // its decoder's word for an empty one
+        byte[] body = message.getBody() == null ? new byte[0] : message.getBody();  // RocketMQ's decoder returns null for an empty body
         line.put("body", Base64.getEncoder().encodeToString(body));
         line.put("properties", message.getProperties());
         line.put("byTime", file.getQueueOffsetByTimeAsync(message.getStoreTimestamp(), BoundaryType.LOWER).join());

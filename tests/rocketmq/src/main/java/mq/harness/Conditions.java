@@ -7,8 +7,8 @@ import org.apache.rocketmq.filter.expression.Expression;
 import org.apache.rocketmq.filter.expression.MQFilterException;
 
 /**
- * SQL92 expressions over sets of properties. One line for each expression: what its parser says against it, or one
- * letter for each set: T true, F false, N null, E an exception.
+ * SQL92 expressions over sets of properties. One line for each expression: the parser's error, or one letter for each
+ * set: T true, F false, N null, E an exception.
  */
 final class Conditions {
     private Conditions() { }
@@ -33,7 +33,7 @@ final class Conditions {
         return Map.of("results", results.toString());
     }
 
-    /** A broker takes whatever is thrown for a message that does not match. */
+    /** A broker treats anything thrown as no match. */
     private static char letter(Expression compiled, Map<String, String> properties) {
         try {
             Object value = compiled.evaluate(new MessageEvaluationContext(properties));

@@ -6,7 +6,7 @@ import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
 
-/** RocketMQ's own pull consumer, as a yardstick: reads so many messages from the beginning, and prints how long it took. */
+/** RocketMQ's own pull consumer, for comparison: reads messages from the beginning, and prints the time it took. */
 public final class LitePuller {
     private LitePuller() { }
 
@@ -14,8 +14,8 @@ public final class LitePuller {
     public static void main(String[] args) throws Exception {
         System.setOut(System.err);
         int wanted = Integer.parseInt(args[2]);
-        // A group that is new begins at the first message. To seek there would interrupt the pulls under way, after which
-        // a queue may give nothing for ever.
+        // A new group begins at the first message. Seeking there would interrupt running pulls, after which a queue may
+        // return nothing forever.
         DefaultLitePullConsumer consumer = new DefaultLitePullConsumer("lite-pullers-" + System.nanoTime());
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setNamesrvAddr(args[0]);

@@ -17,12 +17,12 @@ import org.apache.rocketmq.remoting.netty.NettyClientConfig;
 import org.apache.rocketmq.remoting.netty.NettyServerConfig;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 
-/** A name server and a broker on the directory, asked by lines of standard input; when that closes all is halted. */
+/** A name server and a broker on the directory. Requests are lines of standard input; its end halts everything. */
 final class LiveBroker {
     private LiveBroker() { }
 
     static void run(Path directory, Spec spec) throws Exception {
-        // As their own start-up does: without a version the name server takes no topics from a broker.
+        // As their own start-up does: without a version the name server accepts no topics from a broker.
         System.setProperty("rocketmq.remoting.version", Integer.toString(MQVersion.CURRENT_VERSION));
         Spec.Live live = spec.live;
         String address = "127.0.0.1:" + live.namesrvPort;

@@ -18,7 +18,7 @@ import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.store.DefaultMessageStore;
 import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
 
-/** Answers requests to a live broker: with the real client and the admin tool, and by what the broker does itself. */
+/** Carries out requests at a live broker: with the real client, the admin tool, or the broker's own functions. */
 final class LiveClient {
     private final BrokerController broker;
     private final Spec.Live live;
@@ -50,7 +50,7 @@ final class LiveClient {
         }
     }
 
-    /** In the background, so that other requests are answered meanwhile; a second one follows the first. */
+    /** In the background, so that other requests are answered at the same time; sends follow each other. */
     private void send(Spec.Request request) throws Exception {
         if (producer == null) {
             producer = new DefaultMQProducer("harness");
@@ -96,7 +96,7 @@ final class LiveClient {
         return message;
     }
 
-    /** The broker's own clean-up, at once instead of a minute after the start and every ten seconds. */
+    /** The broker's own clean-up, now instead of a minute after the start and every ten seconds. */
     private void clean() throws Exception {
         DefaultMessageStore store = (DefaultMessageStore) broker.getMessageStore();
         store.executeDeleteFilesManually();
@@ -104,14 +104,14 @@ final class LiveClient {
         Main.print(StoreReader.line("cleaned", "min", store.getMinPhyOffset()));
     }
 
-    /** What the admin tool lets a broker delete: queues of topics that are in no table, or without any message. */
+    /** Let the admin tool delete queues that have no message or whose topic is in no table. */
     private void tidy() throws Exception {
         admin().cleanUnusedTopicByAddr(broker.getBrokerAddr());
         admin().cleanExpiredConsumerQueueByAddr(broker.getBrokerAddr());
         Main.print(StoreReader.line("tidied"));
     }
 
-    /** As many messages as are asked for, by a consumer of a group; it leaves its offsets with the broker. */
+    /** Consume the requested number of messages as a group; the broker keeps the group's offsets. */
     private void consume(Spec.Request request) throws Exception {
         CountDownLatch left = new CountDownLatch(request.messages);
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(request.group);
@@ -126,14 +126,14 @@ final class LiveClient {
             }
             return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
         });
-        Line.awaitTermination(consumer);  // or the last message counts as not consumed
+        Line.awaitTermination(consumer);  // otherwise the last message counts as not consumed
         consumer.start();
         left.await();
         consumer.shutdown();
         Main.print(StoreReader.line("done"));
     }
 
-    /** What the broker knows of a topic and a group, and which topics are its own. */
+    /** Print the broker's settings of a topic and a group, and its system topics. */
     private void describe(Spec.Request request) {
         var topic = broker.getTopicConfigManager().selectTopicConfig(request.topic);
         Map<Integer, Long> offsets = new LinkedHashMap<>();
@@ -150,7 +150,7 @@ final class LiveClient {
         Main.print(StoreReader.line("done"));
     }
 
-    /** From here on the broker takes nothing more: what is seen is what it leaves. */
+    /** The broker accepts no message from here on, so the view equals the directory that it leaves. */
     private void look(Spec.Request request) throws Exception {
         Line.fence((DefaultMessageStore) broker.getMessageStore(), true);
         DefaultMQPullConsumer consumer = new DefaultMQPullConsumer("looking");
@@ -161,7 +161,7 @@ final class LiveClient {
 
     /** A clean shutdown, which takes seconds. */
     private void stop() {
-        Line.fence((DefaultMessageStore) broker.getMessageStore(), false);  // or `abort` stays
+        Line.fence((DefaultMessageStore) broker.getMessageStore(), false);  // otherwise `abort` stays
         broker.shutdown();
         Main.print(StoreReader.line("stopped"));
     }
@@ -175,7 +175,7 @@ final class LiveClient {
         return admin;
     }
 
-    /** What the broker does every five or ten seconds. */
+    /** A broker does this every five or ten seconds. */
     private void persist() {
         broker.getConsumerOffsetManager().persist();
         Line.scheduled(broker).persist();

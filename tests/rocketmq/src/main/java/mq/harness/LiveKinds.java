@@ -25,7 +25,7 @@ import org.apache.rocketmq.common.message.MessageQueue;
 import org.apache.rocketmq.store.DefaultMessageStore;
 import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
 
-/** Every kind of message, made as an application makes it: with the real client, topics with the admin tool. */
+/** Sends every kind of message with the real client, to topics created with the admin tool. */
 final class LiveKinds {
     private static final int QUEUES = 4;
     private static final List<String> ODD_NAMES = List.of("2013", "-", "%", "|", "_", "Odd", "odd", "a-%_|topic", "null",
@@ -46,7 +46,7 @@ final class LiveKinds {
         this.address = address;
     }
 
-    /** All of these kinds; returns when everything that a broker does with them by itself is done. */
+    /** Sends all of these kinds; returns when the broker has processed them. */
     void produce(List<String> kinds) throws Exception {
         producer = new DefaultMQProducer("producing");
         start(producer);
@@ -113,7 +113,7 @@ final class LiveKinds {
     private void compressed() throws Exception {
         topic("compressed", QUEUES);
         for (String type : Line.COMPRESSIONS) {
-            System.setProperty("rocketmq.message.compressType", type);  // a producer reads it when it is made
+            System.setProperty("rocketmq.message.compressType", type);  // read when a producer is created
             DefaultMQProducer compressing = new DefaultMQProducer("compressing-" + type);
             compressing.setCompressMsgBodyOverHowmuch(100);
             start(compressing);
@@ -128,7 +128,7 @@ final class LiveKinds {
         System.clearProperty("rocketmq.message.compressType");
     }
 
-    /** Half of them are delivered, the others wait for longer than the test runs: messageDelayLevel is the test's. */
+    /** Half are delivered, the others wait for longer than the test runs: the test sets messageDelayLevel. */
     private void delayed() throws Exception {
         topic("delayed", QUEUES);
         for (int i = 0; i < 40; i++) {
@@ -149,7 +149,7 @@ final class LiveKinds {
         awaitMessages("timed", QUEUES, 10);
     }
 
-    /** A third each is committed, rolled back, and left open. */
+    /** A third each is committed, rolled back, or left open. */
     private void transactional() throws Exception {
         topic("transactional", QUEUES);
         TransactionMQProducer transactions = new TransactionMQProducer("transacting");
@@ -191,7 +191,7 @@ final class LiveKinds {
         awaitMessages("%DLQ%dying", 1, 10);
     }
 
-    /** Half are acknowledged, half fail at first and come back by way of a retry topic. */
+    /** Half are acknowledged; half fail at first and return through a retry topic. */
     private void popped() throws Exception {
         ConcurrentLinkedQueue<String> again = new ConcurrentLinkedQueue<>();
         send(topic("popped", QUEUES), QUEUES, 20);
@@ -282,7 +282,7 @@ final class LiveKinds {
         }
     }
 
-    /** Until the queues have all: what the broker dispatches after a deletion makes queues again. */
+    /** Wait for dispatch: messages that the broker dispatches after a deletion would recreate the queues. */
     private void sendDispatched(String topic, int queues, int count) throws Exception {
         long all = messagesIn(topic, queues) + count;
         send(topic, queues, count);
@@ -333,7 +333,7 @@ final class LiveKinds {
         return count;
     }
 
-    /** Until nothing was appended for a while: what is still to come is hours away. */
+    /** Wait until nothing was appended for three seconds; later messages are hours away. */
     private void awaitQuiet() throws Exception {
         DefaultMessageStore store = (DefaultMessageStore) broker.getMessageStore();
         long[] seen = {store.getMaxPhyOffset(), System.nanoTime()};

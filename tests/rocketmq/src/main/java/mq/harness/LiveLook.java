@@ -17,7 +17,7 @@ import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
 import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
 
-/** Prints what RocketMQ's client and its admin tool see of a live broker, in the shape of StoreReader. */
+/** Prints the view of RocketMQ's client and admin tool of a live broker, in the format of StoreReader. */
 final class LiveLook {
     private static final int MANY = 64;
 
@@ -36,7 +36,7 @@ final class LiveLook {
     void look(List<String> lightTopics) throws Exception {
         Map<String, Integer> topics = new TreeMap<>();
         for (TopicConfig config : broker.getTopicConfigManager().getTopicConfigTable().values()) {
-            if (config.getTopicName().startsWith("%DLQ%")) {  // nobody may read those before the admin tool allows it
+            if (config.getTopicName().startsWith("%DLQ%")) {  // unreadable until the admin tool allows it
                 config.setPerm(6);
                 admin.createAndUpdateTopicConfig(broker.getBrokerAddr(), config);
             }

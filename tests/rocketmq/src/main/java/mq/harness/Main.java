@@ -11,7 +11,7 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.Map;
 
-/** Usage: write|read|broker|conditions DIRECTORY SPEC.json. Prints JSON lines; RocketMQ's own words go to standard error. */
+/** Usage: write|read|broker|conditions DIRECTORY SPEC.json. Prints JSON lines; RocketMQ's own output goes to standard error. */
 public final class Main {
     static final Gson GSON = new GsonBuilder().disableHtmlEscaping().serializeNulls().create();
     private static final PrintStream OUT = new PrintStream(

@@ -49,7 +49,7 @@ import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
 import org.apache.rocketmq.tools.command.MQAdminStartup;
 import org.apache.rocketmq.tools.command.SubCommand;
 
-/** RocketMQ's own clients against any name server: asked by lines of standard input, halted when that closes. */
+/** RocketMQ's own clients with any name server. Requests are lines of standard input; its end halts everything. */
 public final class RemoteClient {
     private final String namesrv;
     private final RPCHook hook;
@@ -198,7 +198,7 @@ public final class RemoteClient {
         if (asked.has("level")) {
             message.setDelayTimeLevel(number(asked, "level", 0));
         }
-        if (asked.has("properties")) {  // also those that only clients may set
+        if (asked.has("properties")) {  // including those that only clients may set
             asked.getAsJsonObject("properties").entrySet()
                 .forEach(entry -> MessageAccessor.putProperty(message, entry.getKey(), entry.getValue().getAsString()));
         }
@@ -212,7 +212,7 @@ public final class RemoteClient {
             result.getQueueOffset(), "broker", result.getMessageQueue().getBrokerName());
     }
 
-    /** messages, as in send; outcome: COMMIT_MESSAGE, ROLLBACK_MESSAGE, UNKNOW; checked: what it says when it is asked. */
+    /** messages, as in send; outcome: COMMIT_MESSAGE, ROLLBACK_MESSAGE, UNKNOW; checked: the answer to a check. */
     private void transaction(JsonObject asked) throws Exception {
         if (transactions == null) {
             transactions = new TransactionMQProducer("remote-transactions", hook);
@@ -242,7 +242,7 @@ public final class RemoteClient {
         say("done");
     }
 
-    /** A command line of mqadmin; what it writes. */
+    /** Run a command line of mqadmin; answer with its output. */
     private void mqadmin(JsonObject asked) throws Exception {
         List<String> words = new ArrayList<>();
         asked.getAsJsonArray("words").forEach(word -> words.add(word.getAsString()));
@@ -261,7 +261,7 @@ public final class RemoteClient {
     }
 
     private static SubCommand subCommand(String name) throws ReflectiveOperationException {
-        for (Field field : MQAdminStartup.class.getDeclaredFields()) {  // it has another name in each line
+        for (Field field : MQAdminStartup.class.getDeclaredFields()) {  // its name differs between release lines
             if (List.class.isAssignableFrom(field.getType())) {
                 field.setAccessible(true);
                 List<?> commands = (List<?>) field.get(null);
@@ -278,7 +278,7 @@ public final class RemoteClient {
         throw new IllegalArgumentException("no command: " + name);
     }
 
-    /** As many sync sends (or batches) a thread as asked, from threads; says how long they took. */
+    /** Synchronous sends (or batches) from several threads; answers with the time they took. */
     private void burst(JsonObject asked) throws Exception {
         int threads = number(asked, "threads", 8);
         int each = number(asked, "each", 100);
@@ -315,8 +315,8 @@ public final class RemoteClient {
         say("burst", "nanos", System.nanoTime() - begin, "failed", failed.get());
     }
 
-    /** id, group, topic, expression or sql, orderly, latest; failures: how often each message fails at first; most: how
-     *  often it comes again. */
+    /** id, group, topic, expression or sql, orderly, latest; failures: how often each message fails at first; most:
+     *  maximum number of retries. */
     private void subscribe(JsonObject asked) throws Exception {
         String id = text(asked, "id", "one");
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(asked.get("group").getAsString(), hook,
@@ -327,7 +327,7 @@ public final class RemoteClient {
             : ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setSuspendCurrentQueueTimeMillis(100);
         consumer.setMaxReconsumeTimes(number(asked, "most", -1));
-        if (asked.has("broadcasting")) {  // its type is in another package in each line
+        if (asked.has("broadcasting")) {  // the type's package differs between release lines
             consumer.setMessageModel(Enum.valueOf(consumer.getMessageModel().getDeclaringClass(), "BROADCASTING"));
         }
         if (asked.has("sql")) {
@@ -336,7 +336,7 @@ public final class RemoteClient {
             consumer.subscribe(asked.get("topic").getAsString(), text(asked, "expression", "*"));
         }
         int failures = number(asked, "failures", 0);
-        CountDownLatch told = new CountDownLatch(1);  // messages may come before start() is over
+        CountDownLatch told = new CountDownLatch(1);  // messages may arrive before start() returns
         if (asked.has("orderly")) {
             consumer.registerMessageListener((MessageListenerOrderly) (messages, context) -> {
                 await(told);
@@ -366,7 +366,7 @@ public final class RemoteClient {
         }
     }
 
-    /** So many messages by RocketMQ's pull consumer, which then commits and leaves. */
+    /** Pull messages with RocketMQ's pull consumer, which then commits and leaves. */
     private void poll(JsonObject asked) throws Exception {
         DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(asked.get("group").getAsString(), hook);
         consumer.setNamesrvAddr(namesrv);
@@ -418,7 +418,7 @@ public final class RemoteClient {
         say("done");
     }
 
-    /** By key, or by id: a client's own, or the broker's. */
+    /** By key, or by id: the client's or the broker's. */
     private void find(JsonObject asked) throws Exception {
         String topic = asked.get("topic").getAsString();
         Collection<MessageExt> found = asked.has("key")

@@ -3,7 +3,7 @@ package mq.harness;
 import java.util.List;
 import java.util.Map;
 
-/** What the tests ask for, as JSON; fields that are missing keep the values below. */
+/** The tests' requests as JSON; missing fields keep the values below. */
 final class Spec {
     /** Keys of RocketMQ's MessageStoreConfig. */
     Map<String, String> config = Map.of();
@@ -11,7 +11,7 @@ final class Spec {
     List<String> batchTopics = List.of();
 
     List<Put> puts = List.of();
-    /** "clean" shuts the store down, "halt" ends the process in the middle of everything. */
+    /** "clean" shuts the store down, "halt" ends the process at once. */
     String exit = "clean";
 
     List<Query> queries = List.of();
@@ -23,7 +23,7 @@ final class Spec {
     List<String> expressions = List.of();
     List<Map<String, String>> propertySets = List.of();
 
-    /** One message, or one batch of messages under the first one's hosts and times. */
+    /** One message, or a batch with the hosts and times of its first message. */
     static final class Put {
         String topic;
         int queueId;
@@ -58,24 +58,24 @@ final class Spec {
         String boundary = "LOWER";
     }
 
-    /** A broker, and what its clients send. */
+    /** A broker, and the messages of its clients. */
     static final class Live {
         int brokerPort = 20911;
         int namesrvPort = 29876;
-        /** Made with that many queues, unless the directory has it. */
+        /** Created with this number of queues, unless the directory has it. */
         String topic = "Live";
         int queues = 4;
         int bodyBytes = 100;
         /** Keys of RocketMQ's BrokerConfig. */
         Map<String, String> brokerConfig = Map.of();
-        /** Keys of AuthConfig, which RocketMQ has from 5.3 on. */
+        /** Keys of AuthConfig; since RocketMQ 5.3. */
         Map<String, String> authConfig = Map.of();
     }
 
     /** A line of standard input to a live broker. */
     static final class Request {
         /** send (messages, perSecond), clean, tidy, consume (group, topic, messages), describe (group, topic), persist,
-         *  produce (kinds), look (topics, light ones that are in no table), stop. */
+         *  produce (kinds), look (topics, to add light ones that are in no table), stop. */
         String verb;
         int messages;
         double perSecond = 100;

@@ -20,7 +20,7 @@ import org.apache.rocketmq.store.GetMessageStatus;
 import org.apache.rocketmq.store.MessageFilter;
 import org.apache.rocketmq.store.QueryMessageResult;
 
-/** Prints what RocketMQ's own reader sees: one line for the log, one for each queue, one for each message. */
+/** Prints the results of RocketMQ's own reader: a line for the log, for each queue and for each message. */
 final class StoreReader {
     private static final int SYS_FLAG_POSITION = 36;
     private static final int ROUND = 1000;
@@ -158,7 +158,7 @@ final class StoreReader {
         return line;
     }
 
-    /** Lets everything pass and keeps the tags codes of the records found: the only place where RocketMQ shows them. */
+    /** Accepts everything and keeps the tags codes, which RocketMQ shows only to a filter. */
     private static final class TagsCodes implements MessageFilter {
         final List<Long> seen = new ArrayList<>();
         private Long entry;

@@ -19,7 +19,7 @@ import org.apache.rocketmq.common.message.MessageExtBatch;
 import org.apache.rocketmq.store.DefaultMessageStore;
 import org.apache.rocketmq.store.PutMessageResult;
 
-/** Writes what the spec lists, in that order, and prints RocketMQ's answer to each put. */
+/** Puts the messages of the spec in order, and prints RocketMQ's answer to each. */
 final class StoreWriter {
     private StoreWriter() { }
 

@@ -11,7 +11,7 @@ import org.apache.rocketmq.common.MixAll;
 import org.apache.rocketmq.store.DefaultMessageStore;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 
-/** Opens a directory with RocketMQ's DefaultMessageStore; file sizes come from the files that are there. */
+/** Opens a directory with RocketMQ's DefaultMessageStore, with the sizes of its existing files. */
 final class Stores {
     private Stores() { }
 
@@ -32,7 +32,7 @@ final class Stores {
             properties.put("mappedFileSizeConsumeQueue", "" + queueFile);
         }
         properties.putAll(spec.config);
-        for (String name : properties.stringPropertyNames()) {  // RocketMQ 4.3 to 4.6 spell it so
+        for (String name : properties.stringPropertyNames()) {  // the spelling of RocketMQ 4.3 to 4.6
             properties.put(name.replace("mapped", "maped"), properties.get(name));
         }
         MixAll.properties2Object(properties, config);
@@ -49,7 +49,7 @@ final class Stores {
         return store;
     }
 
-    /** Waits until every record has its queue entry: the thread that dispatches sleeps a millisecond a round. */
+    /** Waits until every record has its queue entry; the dispatching thread sleeps a millisecond between rounds. */
     static void awaitDispatch(DefaultMessageStore store) throws InterruptedException {
         long deadline = System.nanoTime() + 60_000_000_000L;
         while (store.dispatchBehindBytes() > 0) {
