@@ -106,7 +106,7 @@ class DirectoryGroup:
                 offsets.delete(self.name, with_offsets=with_offsets)
 
     def must_exist(self) -> None:
-        """Raises `UnknownGroup`, which suggests similar names."""
+        """Raise `UnknownGroup`, which suggests similar names, if the group does not exist."""
         known = self._files.offsets.names()
         if self.name not in known:
             like = difflib.get_close_matches(self.name, known) or known
@@ -114,9 +114,9 @@ class DirectoryGroup:
             raise UnknownGroup(f"{self.path}: no group {self.name!r}; there are: {found}")
 
     def reset(self, positions: Positions, *, by_its_server: bool = False) -> None:
-        """See `Group.reset`. Raises `GroupConflict` while clients of a server are members.
+        """Reset the group, see `Group.reset`. Raises `GroupConflict` while clients of a server are members.
 
-        by_its_server: the caller is that server, and informs its clients.
+        by_its_server: the caller is that server, and notifies its clients itself.
         """
         self.must_exist()
         if not by_its_server:

@@ -48,7 +48,7 @@ from store.objects.urls import storage_options
 
 @dataclass(frozen=True)
 class DirectoryAddress:
-    """The store in directory `path`, local to every host that opens it."""
+    """A store in a directory. The path is opened on the host of each reader, so all must see the same directory."""
 
     path: str
 
@@ -73,7 +73,7 @@ class DirectoryAddress:
 
 
 class DirectoryLog:
-    """A `Log` that closes its store."""
+    """A store's directory as a `Log`, which closes its store."""
 
     is_ordered = True
 
@@ -104,7 +104,7 @@ class DirectoryLog:
         return {queue: offset for queue, offset in offsets.items() if offset is not None}
 
     def groups(self) -> Mapping[str, Positions]:
-        """Groups without offsets are included."""
+        """Return the committed offsets of all groups, including groups without any."""
         return ConsumerOffsets(Path(self._store.path)).all_positions()
 
     def commit(self, group: str, positions: Positions) -> None:
@@ -145,7 +145,8 @@ class DirectoryLog:
     def few(self, wanted: QueueRange) -> list[StoredMessage] | None:
         """Return all messages of a short published range, in a tenth of the time of `scan`.
 
-        None if the messages are too large, or one is unreadable: `scan` then raises the error.
+        Return None if the messages are too large, or if one is unreadable. Then `scan` returns the messages or raises
+        the error.
         """
         try:
             found = self._store.get_message("", wanted.queue.topic, wanted.queue.queue_id, wanted.start, wanted.length)
@@ -177,7 +178,10 @@ class DirectoryLog:
         return self._store.bounds([queue]).get(queue)
 
     def _before(self, queue: Queue, position: int) -> Fingerprint | None:
-        """Return None if a reader gets the error: the queue is missing or shorter, or the message is damaged."""
+        """Return the fingerprint of the message before a position.
+
+        Return None if reading there raises an error: the queue is missing or shorter, or the message is damaged.
+        """
         while (bounds := self._bounds(queue)) is not None and position <= bounds.max_offset:
             try:
                 return self._store.fingerprint(queue.topic, queue.queue_id, position - 1)
@@ -212,7 +216,7 @@ class DirectoryWriter(DirectoryLog):
 
 
 class DirectoryHeld:
-    """A `Held` that holds one request for each queue."""
+    """The `Held` of a directory: one held request for each queue."""
 
     def __init__(
         self, store: MessageStore, begin: Positions, deadline: float, message_filter: MessageFilter, idle: float
@@ -280,9 +284,10 @@ class DirectoryHeld:
 
 @dataclass(frozen=True)
 class TieredDirectoryAddress(DirectoryAddress):
-    """The store in directory `path`, and the archive at `url`; "" for the one in the store's settings.
+    """The store in directory `path` together with its archive.
 
-    options: fsspec's storage options, as JSON; no error shows them.
+    url: of the archive; "" for the one in the store's settings. options: fsspec's storage options, as JSON; left out of
+    the repr, so that errors do not show secrets.
     """
 
     url: str = ""
@@ -292,7 +297,7 @@ class TieredDirectoryAddress(DirectoryAddress):
         return self.path
 
     def open(self) -> TieredDirectoryLog:
-        """Raises as `DirectoryAddress.open`. The archive is opened when it is first read."""
+        """Open the store as `DirectoryAddress.open`. The archive is opened when it is first read."""
         store = MessageStore.open(self.path, create=False, read_only=True)
         try:
             archive = StoreArchive.remembered(store.path, store.config, storage_options(self.options))
@@ -303,7 +308,7 @@ class TieredDirectoryAddress(DirectoryAddress):
 
 
 class TieredDirectoryLog(DirectoryLog):
-    """A `Log`: a store, which this log closes, and its archive."""
+    """A store together with its archive as a `Log`, which closes the store."""
 
     is_ordered = False  # each archived queue has its own log
 

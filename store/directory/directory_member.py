@@ -28,17 +28,20 @@ _logger = logging.getLogger("store")
 
 
 class _Sight(NamedTuple):
-    """A change ends `wait`. others: for each member, the queues that it owns and the ones that it requests."""
+    """What a member sees of its group; `wait` ends when it changes.
+
+    resets: their number. others: for each other member, the queues that it owns and those that it requests.
+    """
 
     resets: int
     others: dict[str, tuple[set[Queue], set[Queue]]]
 
 
 class DirectoryMember:
-    """A `Member`, until `leave`."""
+    """A `Member` of a directory's group, until `leave`."""
 
     def __init__(self, files: GroupFiles, member_files: MemberFiles) -> None:
-        """Call it with the groups' lock."""
+        """The caller must hold the groups' lock."""
         self.path = files.root
         self.id = member_files.entry.id
         self._files = files
@@ -183,7 +186,9 @@ class DirectoryMember:
         return self._files.resets.since(entry.resets, entry.instance)
 
     def _known(self, positions: Positions) -> Positions:
-        """Drop queues with an unseen reset. Call it within `_locked`."""
+        """Return the offsets without queues that have a reset that this member has not seen. Call it within
+        `_locked`.
+        """
         _, unseen = self._unseen()
         return {queue: offset for queue, offset in positions.items() if queue not in unseen}
 
@@ -193,7 +198,7 @@ class DirectoryMember:
         return _Sight(resets, {entry.id: (set(entry.claims), set(entry.asks)) for entry in self._other_members()})
 
     def _other_members(self) -> list[MemberEntry]:
-        """Return the members that share the queues; none if this one broadcasts."""
+        """Return the other members that share the queues. There are none if this member is broadcasting."""
         if self._member_files.entry.model is MessageModel.BROADCASTING:
             return []
         now = time.monotonic()
@@ -222,7 +227,8 @@ class _WriterOnDemand:
     def open_soon(self) -> None:
         """Open the store in the background, because a recovery may take long.
 
-        Messages that were sent back are delayed, and only a writer delivers them. This member may be the only one.
+        Messages that were sent back are delayed, and only a process with an open writer delivers them. There may be no
+        other.
         """
         if self._store is None:
             threading.Thread(target=self._try_to_open, name="mq-open", daemon=True).start()
@@ -237,7 +243,7 @@ class _WriterOnDemand:
                 self._threads.release()
 
     def flush(self) -> None:
-        """Flush messages that were sent back, before offsets after them are persisted."""
+        """Flush the messages that were sent back. Call it before offsets after them are persisted."""
         store = self._store
         if store is not None:
             store.flush()

@@ -50,10 +50,10 @@ def restore(
 
     A killed process leaves a directory with the suffix ".restoring", which the next call replaces.
 
-    Raises `NotAStore` if the directory exists, or for a URL of another file system; `StoreLocked` while another process
-    restores to the directory; `UnsupportedStore` for a topic of delayed or half messages, and, without `topics`, for
-    light queues that would change; `UnknownTopic`, `StoreFull`, `StoreUnavailable`; and the errors of reading an
-    archive: `OffsetLost` if some of it is deleted concurrently.
+    Raises `NotAStore` if the directory exists, or for a URL of another file system. Raises `StoreLocked` while another
+    process restores to the directory. Raises `UnsupportedStore` for a topic of delayed or half messages, and, without
+    `topics`, for light queues that would change. Raises `UnknownTopic`, `StoreFull`, `StoreUnavailable`, and the errors
+    of reading an archive: `OffsetLost` if some of it is deleted concurrently.
     """
     path = StoreDirectory.at(path).root
     unfinished = path.parent / (path.name + UNFINISHED)
@@ -76,7 +76,10 @@ def restore(
 
 
 def _chosen(archive: ArchiveAddress, log: ArchiveLog, topics: Sequence[str]) -> dict[str, tuple[Queue, ...]]:
-    """Leave out light queues, whose messages are in other queues. Raises `UnknownTopic`, `UnsupportedStore`."""
+    """Return the topics to restore, without light queues, whose messages are in other queues.
+
+    Raises `UnknownTopic`, `UnsupportedStore`.
+    """
     archived = log.topics()
     if missing := [topic for topic in topics if topic not in archived]:
         raise UnknownTopic(f"{archive}: no topic {', '.join(missing)} (there are: {', '.join(archived)})")
@@ -98,8 +101,8 @@ def _chosen(archive: ArchiveAddress, log: ArchiveLog, topics: Sequence[str]) -> 
 def _must_have_light_queues(store: MessageStore, log: ArchiveLog, archive: ArchiveAddress) -> None:
     """Raise `UnsupportedStore` if the store's light queues differ from the archived ones.
 
-    Opening the store rebuilds them from the log, in which one queue follows the other. So a light queue with messages
-    of several queues changes its order.
+    Opening the store rebuilds light queues from the log, in which one queue follows the other. So the order changes in
+    a light queue that has messages of several queues.
     """
     there = log.topics()
     was = log.bounds([queue for topic, queues in there.items() if topic.startswith(LIGHT_PREFIX) for queue in queues])
@@ -156,7 +159,7 @@ def _ranges(log: ArchiveLog, queues: Sequence[Queue], begin: int | None, end: in
 
 
 def _write(log: ArchiveLog, root: Path, ranges: Sequence[QueueRange], config: StoreConfig, progress: Progress) -> int:
-    """Return the number of messages."""
+    """Write the commit log. Return the number of messages."""
     total, done = sum(wanted.length for wanted in ranges), 0
     # A queue may begin after offset 0 only if the first segment is missing, so start at the second one.
     is_shortened = any(wanted.start for wanted in ranges)
@@ -174,7 +177,7 @@ def _write(log: ArchiveLog, root: Path, ranges: Sequence[QueueRange], config: St
 
 
 def _append(written: CommitLog, at: int, checked: CheckedBlock) -> int:
-    """Return the offset after the last record."""
+    """Append a block of records to the log. Return the offset after the last record."""
     placement, ends = written.place(at, checked.entries.sizes), np.cumsum(checked.entries.sizes)
 
     def encoded(first: int, last: int) -> memoryview:

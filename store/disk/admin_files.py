@@ -1,6 +1,6 @@
 """RocketMQ's `config/*.json` files, each with its backup `{name}.bak`.
 
-A value of the wrong shape raises `CorruptStore`, which names the file and the key. null counts as missing.
+A value of the wrong type raises `CorruptStore`, which names the file and the key. null counts as missing.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ _SHOWN = 40  # characters
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a config file, or its `.bak` if it is missing, empty or damaged; {} without either.
+    """Read a config file. If it is missing, empty or damaged, read its `.bak`; return {} if both are missing.
 
-    Warns if it was lost or damaged, with its latest change. Raises `CorruptStore` if neither can be used.
+    In that case, warn that the file was lost or damaged, and with it the latest change. Raises `CorruptStore` if
+    neither can be used.
     """
     backup = _backup(path)
     failure: ValueError | None = None
@@ -55,7 +56,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _is_gone(path: Path) -> bool:
-    """Whether a file is missing for longer than between the two renames of `write_file`."""
+    """Return whether a file is missing for longer than `write_file` needs between its two renames."""
     try:
         return time.time() - _backup(path).stat().st_ctime > _MOMENT_SECONDS and not path.exists()
     except FileNotFoundError:  # with the folder of their topic or group
@@ -68,7 +69,7 @@ def _warn(path: Path, failure: Exception | None, then: str, what: str = "empty, 
 
 
 def table(path: Path, content: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:
-    """Add an empty table if it is missing."""
+    """Return a table of a config file's content. Add an empty one if it is missing."""
     if content.get(name) is None:
         content[name] = {}
     found = content[name]
@@ -85,7 +86,7 @@ def read_table(path: Path, name: str) -> dict[str, dict[str, Any]]:
 
 
 def number(path: Path, key: str, value: object, maximum: int = INT_MAX) -> int:
-    """From 0 to `maximum`. Raises `CorruptStore`."""
+    """Return a number from 0 to `maximum`. Raises `CorruptStore` for any other value."""
     found = int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20 else value
     if type(found) is not int or not 0 <= found <= maximum:
         raise _misshapen(path, key, value, f"a number from 0 to {maximum}")
@@ -93,7 +94,7 @@ def number(path: Path, key: str, value: object, maximum: int = INT_MAX) -> int:
 
 
 def offset_table(path: Path, key: str, found: object) -> dict[int, int]:
-    """Parse queue ids (or delay levels) to offsets. Raises `CorruptStore`."""
+    """Parse a table of queue ids (or delay levels) and offsets. Raises `CorruptStore`."""
     if found is None:
         return {}
     if not isinstance(found, dict):
@@ -111,9 +112,9 @@ def _misshapen(path: Path, key: str, found: object, wanted: str) -> CorruptStore
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Replace a config file atomically; keep the old one as `.bak`, as RocketMQ does.
+    """Replace a config file atomically, and keep the old one as `.bak`, as RocketMQ does.
 
-    The first version is also its own `.bak`, so that `read_json` detects a loss.
+    The first version is also written to `.bak`, so that `read_json` notices if the file is lost.
     """
     make_directory(path.parent)
     text, backup = encode_sorted(content), _backup(path)

@@ -20,7 +20,9 @@ _FOLDER_RIGHTS = stat.S_ISGID | 0o775
 
 
 def read_file(path: Path, max_bytes: int) -> bytes:
-    """Raises `FileMissing`, and `CorruptStore` for more than `max_bytes`, a pipe or a device, which could block."""
+    """Read a small file. Raises `FileMissing`, and `CorruptStore` for more than `max_bytes`, a pipe or a device, which
+    could block.
+    """
     with system_errors(path), open(path, "rb", opener=_open_at_once) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
@@ -31,7 +33,7 @@ def read_file(path: Path, max_bytes: int) -> bytes:
 
 
 def status_of(path: str | Path) -> os.stat_result | None:
-    """Return None for a missing file."""
+    """Return a file's status, None if it is missing."""
     try:
         return os.stat(path)
     except FileNotFoundError:
@@ -44,7 +46,7 @@ def status_of(path: str | Path) -> os.stat_result | None:
 def write_file(path: Path, data: bytes | memoryview, *, backup: Path | None = None) -> None:
     """Create or replace `path`, durably.
 
-    backup: rename the old file to this path, unless a crash left it empty.
+    backup: path to which the old file is renamed, unless a crash left it empty.
     """
     with system_errors(path), _complete(path, data) as temporary:
         if backup is not None and path.exists() and path.stat().st_size:
@@ -53,7 +55,7 @@ def write_file(path: Path, data: bytes | memoryview, *, backup: Path | None = No
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """As `write_file`, but without a sync."""
+    """Create or replace `path` as `write_file`, but without a sync."""
     temporary = path.with_name(f"{path.name}.tmp")
     with system_errors(path):
         with open(_open(temporary, os.O_RDWR | os.O_TRUNC), "wb") as file:
@@ -62,7 +64,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def create_file(path: Path, data: bytes) -> bool:
-    """Create `path` durably unless it exists; return whether this call did."""
+    """Create `path` durably, unless it exists. Return whether this call created it."""
     with system_errors(path), _complete(path, data) as temporary:
         try:
             os.link(temporary, path)  # unlike a rename, this never replaces
@@ -72,7 +74,7 @@ def create_file(path: Path, data: bytes) -> bool:
 
 
 def open_file(path: Path, flags: int = 0) -> int:
-    """Open `path` for reading and writing; a missing file is created empty, with the rights of `_follow`."""
+    """Open `path` for reading and writing. A missing file is created empty, with the permissions of `_follow`."""
     with system_errors(path):
         return _open(path, flags | os.O_RDWR)
 
@@ -97,7 +99,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its missing parents, with the rights of `_follow`."""
+    """Create a folder and its missing parents, with the permissions of `_follow`."""
     with system_errors(path):
         if path.is_dir():
             return
@@ -129,7 +131,8 @@ def _follow(fd: int, directory: Path, rights: int) -> None:
 
     So all users in that group can write the store, whatever their umask, and no user without access to the directory
     can read it. If root creates the file, it also gets the directory's owner; otherwise that user could not write to
-    the store. If the process is not in the directory's group, the file's own group gets the rights of others.
+    the store. If the process is not in the directory's group, the file keeps its own group, which gets the permissions
+    of others.
     """
     around, made = directory.stat(), os.fstat(fd)
     mode = around.st_mode & rights
@@ -149,14 +152,16 @@ def make_directory(path: Path) -> None:
 
 
 def write_at(fd: int, data: bytes | memoryview, position: int) -> None:
-    """One `pwrite` may write only a part."""
+    """Write all bytes at a position. One `pwrite` may write only a part of them."""
     done = os.pwrite(fd, data, position)
     while done < len(data):
         done += os.pwrite(fd, memoryview(data)[done:], position + done)
 
 
 def sync_directory(directory: Path, *, if_readable: bool = False) -> None:
-    """if_readable: do nothing if this user may not read the directory: a store's parents need not be readable."""
+    """Sync a directory. if_readable: do nothing if this user may not read it, because the parents of a store need not
+    be readable.
+    """
     if if_readable and not os.access(directory, os.R_OK):
         return
     with system_errors(directory):
@@ -169,7 +174,7 @@ def sync_directory(directory: Path, *, if_readable: bool = False) -> None:
 
 @contextmanager
 def _complete(path: Path, data: bytes | memoryview) -> Iterator[Path]:
-    """Yield a synced temporary file. Then remove it if it is still there, and sync its directory."""
+    """Yield a synced temporary file. On exit, remove it unless it was renamed, and sync its directory."""
     temporary = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
     try:
         with open(_open(temporary, os.O_RDWR | os.O_EXCL), "wb") as file:

@@ -14,7 +14,7 @@ _MAX_BYTES = 1 << 20
 
 
 def read_checkpoint(root: Path) -> int | None:
-    """Return the store time (ms) up to which all is synced; None if unknown."""
+    """Return the store time (ms) up to which log and queues are synced, None if unknown."""
     return min(_read(root, "log_timestamp"), _read(root, "queues_timestamp")) or None
 
 
@@ -32,7 +32,7 @@ def _read(root: Path, name: str) -> int:
 
 
 def create_checkpoint(root: Path) -> None:
-    """Do nothing if the file exists. Later writes then need no disk space."""
+    """Create the checkpoint unless it exists. Later writes to it need no disk space."""
     path = root / CHECKPOINT_FILE
     if status_of(path) is None:
         write_file(path, bytes(CHECKPOINT_FILE_BYTES))

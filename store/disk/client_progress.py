@@ -38,12 +38,14 @@ def done_path(member: Path) -> Path:
 
 
 def sealed(entry: bytes) -> bytes:
-    """Prefix a checksum: a killed writer may leave a mix of two entries that is valid JSON."""
+    """Return an entry after its checksum. The checksum detects the mix of two entries that a killed writer may
+    leave.
+    """
     return b"%08x" % zlib.crc32(entry) + entry
 
 
 def unsealed(text: bytes) -> bytes:
-    """Raises `ValueError` for a wrong checksum."""
+    """Return the entry after a checksum. Raises `ValueError` if the checksum is wrong."""
     entry = text[_CRC_DIGITS:].rstrip()
     if sealed(entry)[:_CRC_DIGITS] != text[:_CRC_DIGITS]:
         raise ValueError("not an entry, or parts of two")
@@ -51,14 +53,14 @@ def unsealed(text: bytes) -> bytes:
 
 
 def entry_of(member: Path) -> bytes:
-    """Return b"" if the entry is missing or damaged."""
+    """Return the entry in a `.member` file, b"" if it is missing or damaged."""
     with suppress(FileNotFoundError, CorruptStore, ValueError):
         return unsealed(read_file(member, MAX_BYTES))
     return b""
 
 
 def noted(member: Path) -> list[int]:
-    """Return a member's offsets by slot, maybe not of all slots."""
+    """Return a member's offsets by slot. The last slots may be missing."""
     try:
         found = read_file(done_path(member), MAX_BYTES)
     except (FileNotFoundError, CorruptStore):
@@ -69,13 +71,13 @@ def noted(member: Path) -> list[int]:
 
 
 def note_at(path: Path, fd: int, slot: int, offset: int) -> None:
-    """fd: the descriptor of `path`."""
+    """Write a member's offset in a slot. fd: the descriptor of `path`."""
     with system_errors(path):
         write_at(fd, offset.to_bytes(DONE_OFFSET.itemsize, "big"), slot * DONE_OFFSET.itemsize)
 
 
 def step_back_done(root: Path, at_most: Callable[[Queue, int], int]) -> dict[Path, Positions]:
-    """Lower offsets to the ends of their queues. Return the lowered ones, by member file.
+    """Lower the offsets of members to the ends of their queues. Return the lowered offsets, by member file.
 
     at_most: limits an offset to the queue's end.
     """
@@ -97,7 +99,9 @@ class _Entry(msgspec.Struct):
 
 
 def _slots(member: Path) -> list[Queue]:
-    """Return [] for a damaged entry, because no member inherits from it."""
+    """Return the queues of a member's slots. Return none for a damaged entry, because then no other member takes over
+    its offsets.
+    """
     with suppress(ValueError):
         return list(starmap(Queue, decode(entry_of(member), _Entry).slots))
     return []
@@ -117,8 +121,8 @@ class _ReachedFile(msgspec.Struct):
 class Reached(NamedTuple):
     """The progress of a named producer.
 
-    sequences: last sequence number by topic, before queue offset `since` of PRODUCERS_TOPIC. was_open: it may have sent
-    more.
+    sequences: the last sequence of each topic, before queue offset `since` of PRODUCERS_TOPIC. was_open: whether the
+    producer was not closed, so that it may have sent more.
     """
 
     sequences: dict[str, int]
@@ -145,7 +149,7 @@ class Reached(NamedTuple):
 
 
 def check_reached(root: Path) -> None:
-    """Raises `CorruptStore` for any producer's file."""
+    """Read all producers' files. Raises `CorruptStore` if one is damaged."""
     for folder in _folders(root):
         Reached.read(folder)
 
@@ -159,7 +163,7 @@ def forget_reached(root: Path, topic: str) -> None:
 
 
 def forget_beyond(root: Path, at_most: Callable[[int], int]) -> dict[str, Reached]:
-    """Reset the files of producers that are ahead of the log. Return their old content, by producer name.
+    """Empty the files of producers that are ahead of the log. Return their old content, by producer name.
 
     at_most: limits an offset to the end of PRODUCERS_TOPIC.
     """

@@ -33,8 +33,8 @@ _HEAD_BYTES = RECORD_HEADER["total_size"].itemsize  # while it is zero, readers 
 class Placement:
     """The positions of an append's n records.
 
-    physical_offsets: shape (n,). end: log offset after the last record. runs: [first, last) records of each contiguous
-    piece, at most one per segment. blanks: log offsets from which a segment stays unused.
+    physical_offsets: log offsets, shape (n,). end: log offset after the last record. runs: [first, last) records of
+    each contiguous piece, at most one per segment. blanks: log offsets from which a segment stays unused.
     """
 
     physical_offsets: npt.NDArray[np.int64]
@@ -44,7 +44,10 @@ class Placement:
 
 
 class _LogSegments(Segments):
-    """Remains readable while open after a deletion, unless recovery replaced it: writers append to the replacement."""
+    """The segments of a commit log. An open segment stays readable after its deletion, unless recovery replaced it.
+
+    After that, writers append to the replacement.
+    """
 
     def _opened(self, start: int) -> SegmentFile:
         file = super()._opened(start)
@@ -59,9 +62,10 @@ class CommitLog:
         self.segments = _LogSegments(root, COMMIT_LOG_DIR, file_size, writable=writable, files=files)
 
     def opened_again(self) -> CommitLog:
-        """Return the log with descriptors of its own, to flush concurrently with appends.
+        """Return the same log with new descriptors, to flush it concurrently with appends.
 
-        The system reports a failed write once per open file: a second flush of a shared descriptor would succeed.
+        The system reports a failed write once per open file: with shared descriptors, only one of two flushes would get
+        the error.
         """
         segments = self.segments
         return CommitLog(segments.directory.parent, segments.size, writable=False, files=OpenFiles(1))
@@ -78,8 +82,9 @@ class CommitLog:
         return self.segments.size - END_FILE_MIN_BLANK_BYTES
 
     def can_be_record(self, at: int, size: int) -> bool:
-        """Whether a record can begin at log offset `at`. Call before reading it: a damaged size may be a gigabyte.
-        Raises `OffsetLost`.
+        """Return whether a record can begin at log offset `at`. Raises `OffsetLost`.
+
+        Call this before reading the record, because a damaged size may be a gigabyte.
         """
         if at < 0 or MIN_RECORD_BYTES <= size <= _SHORT_BYTES:
             return at >= 0
@@ -123,7 +128,10 @@ class CommitLog:
     def stretches(
         self, placement: Placement, encoded: Callable[[int, int], memoryview]
     ) -> Iterator[tuple[int, bytes | memoryview]]:
-        """Yield blanks, then records in pieces. encoded: returns the bytes of records [first, last)."""
+        """Yield the writes of an append: blanks, then the records in pieces.
+
+        encoded: returns the bytes of records [first, last).
+        """
         for at in placement.blanks:
             blank = np.zeros(1, BLANK)
             blank["length"], blank["magic"] = self.segments.size - at % self.segments.size, MAGIC_BLANK
@@ -141,7 +149,7 @@ class CommitLog:
         Raises `StoreFull`, and `CorruptSegment` if the last segment is missing: a new one would have a hole before
         `end`.
 
-        hidden: log offset of a record whose size is left zero, where readers (also RocketMQ) stop until `show`.
+        hidden: log offset of a record whose size is left zero. Readers, including RocketMQ's, stop there until `show`.
         """
         for at, data in stretches:
             may_create = at - at % self.segments.size >= end
@@ -155,20 +163,24 @@ class CommitLog:
             self.segments.flush(offset, offset + _HEAD_BYTES)
 
     def clear(self, begin: int, end: int) -> None:
-        """Zero and sync [begin, end), first the first record's size, so that no reader sees half of a record."""
+        """Zero and sync [begin, end). The first record's size is zeroed first, so that no reader sees half of the
+        record.
+        """
         for stop in (min(begin + _HEAD_BYTES, end), end):
             self.segments.zero(begin, stop)
             self.segments.flush(begin, stop)
 
     def may_go_on(self, at: int) -> bool:
-        """Whether the first field of a record or a blank at log offset `at` is not zero."""
+        """Return whether something was written at log offset `at`: the first field of a record or a blank is
+        not zero.
+        """
         try:
             return any(self.segments.read(at, _HEAD_BYTES, current=True))
         except OffsetLost:
             return False
 
     def delete_segments_after(self, end: int) -> None:
-        """Delete the segments after `end`, because a starting broker reads only the last ones. Call without other
+        """Delete the segments after `end`, because a starting broker reads only the last ones. Call this without other
         writers.
         """
         behind = [start for start in self.segments.starts() if start > end]
@@ -179,7 +191,7 @@ class CommitLog:
             self.segments.flush_names()
 
     def forget_if_empty(self, end: int) -> None:
-        """Close a segment that begins at `end`: a starting broker recreates it."""
+        """Close the segment that begins at `end`, because a starting broker recreates its file."""
         if end % self.segments.size == 0:
             self.segments.forget()
 

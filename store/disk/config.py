@@ -26,8 +26,8 @@ class StoreConfig:
     """A store's settings, with RocketMQ's names and defaults (MessageStoreConfig, BrokerConfig).
 
     Sizes are bytes, times ms, `fileReservedTime` hours, ratios percent. The two file sizes, `maxHashSlotNum` and
-    `maxIndexNum` apply to new directories only, except for an index that a broker wrote. `brokerIP1` (IPv4) and
-    `listenPort` are part of each message id.
+    `maxIndexNum` only have an effect in new directories, except for an index that a broker wrote. `brokerIP1` (IPv4)
+    and `listenPort` are part of each message id.
 
     Not in RocketMQ: `maxDecompressedMessageSize` limits a compressed body after decompression. `archive` is the
     archive's URL, `brokerName` the store's name in it (default: its directory's name). Retention keeps messages of
@@ -100,7 +100,7 @@ class StoreConfig:
         return self.flushDiskType == "SYNC_FLUSH"
 
     def with_file_sizes(self, commit_log: int | None, consume_queue: int | None) -> StoreConfig:
-        """None keeps the configured size."""
+        """Return a copy with other file sizes. None keeps the configured size."""
         return replace(
             self,
             mappedFileSizeCommitLog=commit_log or self.mappedFileSizeCommitLog,
@@ -113,7 +113,9 @@ class StoreConfig:
 
     @staticmethod
     def load(path: str | os.PathLike[str], others: Collection[str] = ()) -> StoreConfig:
-        """Raises `ConfigError` as `read_settings`. others: keys to ignore without a warning."""
+        """Read settings from a file. Raises `ConfigError` as `read_settings`. others: keys to ignore without a
+        warning.
+        """
         values = read_settings(path, others)
         try:
             return StoreConfig(**values)
@@ -124,8 +126,8 @@ class StoreConfig:
 def read_settings(path: str | os.PathLike[str], others: Collection[str] = ()) -> dict[str, Any]:
     """Read a `store.conf` or a RocketMQ `broker.conf`.
 
-    Unknown keys are ignored with one warning, those in `others` without. Raises `ConfigError` for a wrong value or a
-    misspelt key.
+    Unknown keys are ignored with one warning for all, keys in `others` without a warning. Raises `ConfigError` for a
+    wrong value or a misspelt key.
     """
     values: dict[str, Any] = {}
     passed_over: list[str] = []
@@ -144,12 +146,12 @@ def read_settings(path: str | os.PathLike[str], others: Collection[str] = ()) ->
 
 
 def existing_settings(path: Path) -> dict[str, Any]:
-    """Return {} if the file is missing or empty."""
+    """Return the settings of a file, {} if it is missing or empty."""
     return read_settings(path) if settings_text(path) else {}
 
 
 def settings_text(path: Path) -> bytes:
-    """Return b"" if the file is missing, or if a crash left it empty or full of zeros."""
+    """Return the content of a file, b"" if it is missing, or if a crash left it empty or full of zeros."""
     try:
         text = read_file(path, MAX_BYTES)
     except StoreUnavailable as error:
@@ -200,7 +202,7 @@ def _refuse_misspelt(where: str, key: str) -> None:
 
 
 def with_settings(text: bytes, values: Mapping[str, object]) -> bytes:
-    """All other lines keep their bytes."""
+    """Return the text of a file with changed or added settings. All other lines keep their bytes."""
     import javaproperties
 
     kept = [element for element in javaproperties.parse(text) if getattr(element, "key", None) not in values]

@@ -1,7 +1,7 @@
 """The ConsumeQueue of one queue: its first and last entries.
 
-An entry counts if `size > 0` and `physical_offset + size <= confirm offset`. No entry after the queue's end counts. So
-the end is found by bisection, and later from the last found end.
+An entry counts if `size > 0` and `physical_offset + size <= confirm offset`. No entry after the queue's end counts, so
+the end is found by bisection. Later searches start at the end that was found last.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ IsMessage = Callable[[str, int, int, int, int], bool]  # topic, queue id, queue 
 
 class QueueEnd:
     def __init__(self, files: QueueFiles, name: tuple[str, int], least_end: int, is_message: IsMessage | None) -> None:
-        """least_end: number of entries that the queue once had. is_message: a further condition of an entry."""
+        """least_end: number of entries that the queue once had. is_message: a further condition for an entry to
+        count.
+        """
         self._files = files
         self._name = name
         self._least_end = least_end
@@ -61,7 +63,10 @@ class QueueEnd:
         return None
 
     def _search_end(self, confirm_offset: int) -> tuple[int, int]:
-        """Return the start of the search, and the end. Raises as `check`: a missing file would seem to be the end."""
+        """Search the end. Return the offset where the search began, and the end.
+
+        Raises as `check`, because a missing file would look like the end.
+        """
         seen = self._found_end
         is_first = not seen or not self._counts(seen - 1, confirm_offset)
         start = low = self._known_end(self._files.check(), confirm_offset) if is_first else seen
@@ -77,10 +82,10 @@ class QueueEnd:
         return start, end
 
     def _must_end(self, end: int, confirm_offset: int, *, is_first: bool) -> None:
-        """Raises `CorruptSegment` if an entry after `end` counts: then entry `end` is damaged.
+        """Raise `CorruptSegment` if an entry after `end` counts, because then the entry at `end` is damaged.
 
-        No error if `end` now counts too: a broker wrote both. is_first: the queue is unknown or its files changed, so
-        check all later entries.
+        There is no error if the entry at `end` counts by now: a broker has written both. is_first: the queue is unknown
+        or its files changed, so check all later entries.
         """
         found = self._any_counts(end + 1, self._files.entries_or_zeros(end + 1, end + _NEARBY).tolist(), confirm_offset)
         at = end + _NEARBY
@@ -91,14 +96,16 @@ class QueueEnd:
             raise CorruptSegment(f"{self._files}: entry {end} is damaged, for more come behind; {MAKE_ANEW}")
 
     def _any_counts(self, start: int, rows: list[tuple[int, int, int]], confirm_offset: int) -> bool:
-        """start: queue offset of the first, above 0, so log offset 0 is none."""
+        """Return whether any of these entries counts. start: queue offset of the first one. It is above 0, so an entry
+        with log offset 0 is empty.
+        """
         for index, (at, size, _) in enumerate(rows, start):
             if at and self._is_published(index, at, size, confirm_offset):
                 return True
         return False
 
     def _known_end(self, first: int, confirm_offset: int) -> int:
-        """Raises `CorruptSegment` if the last known entry is damaged."""
+        """Return the last known end. Raises `CorruptSegment` if the entry before it is damaged."""
         least = self._least_end
         if least > first and not self._counts(least - 1, confirm_offset):
             raise CorruptSegment(f"{self._files}: entry {least - 1}, which it had, is gone; {MAKE_ANEW}")
@@ -153,7 +160,7 @@ class ConsumeQueue(QueueFiles):
         return found
 
     def dispatched(self, confirm_offset: int) -> int:
-        """Return the log offset (bytes) after the last record that counts, 0 without one."""
+        """Return the log offset (bytes) after the last record that counts, 0 if there is none."""
         while True:
             max_offset = self.max_offset(confirm_offset)
             with suppress(OffsetLost):  # retention deleted the file: try again
@@ -164,7 +171,8 @@ class ConsumeQueue(QueueFiles):
     def min_offset(self, min_physical_offset: int, max_offset: int) -> int:
         """Return the queue offset of the first entry whose record the log still has, or `max_offset`.
 
-        Raises as `entries`, and `CorruptSegment` if a damaged entry before it makes older ones only seem deleted.
+        Raises as `entries`. Raises `CorruptSegment` if the entry before it is damaged, because then older entries may
+        have records, too.
         """
         (seen, at), high = self._found_first, max_offset
         if at <= min_physical_offset and seen < high and not self._is_behind(seen, min_physical_offset):  # usually
@@ -185,7 +193,7 @@ class ConsumeQueue(QueueFiles):
         return low
 
     def _is_damaged(self, offset: int, first: int) -> bool:
-        """Whether an entry is empty, or its log offset is not above its predecessor's."""
+        """Return whether an entry is empty, or its log offset is not above that of the entry before it."""
         try:
             entries = self.entries(max(offset - 1, first), offset + 1)
         except OffsetLost:
@@ -197,7 +205,7 @@ class ConsumeQueue(QueueFiles):
     def begin_at(self, start: int, min_physical_offset: int) -> None:
         """Prepare the queue for its first entry at `start`, so that no earlier entry counts.
 
-        As RocketMQ does, fill the file before `start` with pre-blank entries. Entries of deleted records may stay,
+        As RocketMQ does, fill the file before `start` with pre-blank entries. Entries of deleted records are kept,
         unless `min_offset` would find the last of them damaged.
         """
         first = start - start % self.entries_per_file  # may be missing although later files exist
@@ -218,10 +226,11 @@ class ConsumeQueue(QueueFiles):
         self.write_blank((start - 1) // self.entries_per_file * self.entries_per_file, start)
 
     def truncate(self, max_offset: int) -> None:
-        """Zero every entry from `max_offset` on, so that entries of a dead writer never count.
+        """Zero all entries from `max_offset` on, so that entries of a dead writer never count.
 
-        Deletes empty files: RocketMQ would count the first entry of an empty last file. Starts at the last file and
-        syncs each before the file before it (see `write`). Call as the only writer. Raises `FlushFailed`.
+        Empty files are deleted, because RocketMQ would count the first entry of an empty last file. Works backwards
+        from the last file, and syncs each file before it changes the one before (see `write`). Call this as the only
+        writer. Raises `FlushFailed`.
         """
         starts, end = self.segments.starts(), max_offset * CQ_ENTRY.itemsize if max_offset > self.begin else 0
         if starts and end and end == starts[0]:  # no file, and so no end, would be left
@@ -234,7 +243,7 @@ class ConsumeQueue(QueueFiles):
             self.segments.flush_names()
 
     def expire(self, min_physical_offset: int) -> list[tuple[str, int]]:
-        """Delete files, never the last, if retention deleted all their records. Call as the only writer.
+        """Delete the files whose records retention deleted, except the last file. Call this as the only writer.
 
         Return the path and disk space (bytes) of each.
         """

@@ -21,7 +21,9 @@ _SHARE = 4  # a store opens at most a quarter of the process's files
 
 
 class ConsumeQueues:
-    """A cache of the queues of a directory. Queues do not refer back to it, so dropping it closes their files."""
+    """The queues of a directory, cached. A queue has no reference to this object, so its files are closed when this is
+    dropped.
+    """
 
     def __init__(
         self,
@@ -34,7 +36,8 @@ class ConsumeQueues:
         is_brokers: Callable[[], bool] = lambda: False,
     ) -> None:
         """noted_ends: returns the recorded ends of queues; called at the first opening, and again after `forget`.
-        is_brokers: whether a RocketMQ broker owns the directory, which restarts the queues of recreated topics at 0.
+        is_brokers: returns whether a RocketMQ broker owns the directory. A broker restarts the queues of recreated
+        topics at 0.
         """
         self.topics = topics = Topics(root)
         self._expected: dict[QueueName, int] = {}
@@ -60,7 +63,7 @@ class ConsumeQueues:
         self._seen = 0  # deletions
 
     def of(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue need not have files."""
+        """Return a queue, which may have no files yet."""
         count = self._deletions()
         if count != self._seen or count % 2:  # odd: do not cache queues during a deletion
             self.forget()
@@ -89,12 +92,12 @@ class ConsumeQueues:
         self._files.make_room()
 
     def close(self) -> None:
-        """The next access reopens the files."""
+        """Close all files. The next access opens them again."""
         self._opened.cache_clear()
         self._files.forget_all()
 
     def expect(self, ends: Ends) -> None:
-        """Set the known ends of queues: a shorter queue is damaged, unless its topic is deleted later."""
+        """Set the known ends of queues. A queue that is shorter is damaged, unless its topic is deleted later."""
         self._deleted = self.topics.deletions()
         self._expected.update(ends)
 
@@ -115,7 +118,7 @@ def _never() -> int:
 
 
 def _open_files() -> int:
-    """If a reader polls more queues in turn, each access opens a file."""
+    """Return how many files may be open. If a reader polls more queues in turn, each access opens a file."""
     least, most = _OPEN_FILES
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return most if soft == resource.RLIM_INFINITY else min(most, max(least, soft // _SHARE))

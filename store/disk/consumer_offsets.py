@@ -38,7 +38,7 @@ _INSTANCES_DIR = "offsets"  # a group's folders, one for each broadcasting membe
 
 
 def check_group_name(group: str) -> None:
-    """Raises `InvalidGroup` for a name that RocketMQ rejects (Validators.checkGroup)."""
+    """Raise `InvalidGroup` for a name that RocketMQ rejects (Validators.checkGroup)."""
     if not isinstance(group, str) or not re.fullmatch(TOPIC_CHARACTERS, group):
         raise InvalidGroup(f"group {group!r}: only letters, digits, '%', '|', '_' and '-' are allowed")
     if len(group) > MAX_GROUP_CHARACTERS:
@@ -46,7 +46,9 @@ def check_group_name(group: str) -> None:
 
 
 def check_may_commit(group: str) -> None:
-    """Raises `InvalidGroup` also for the transactions group: a commit could hide open transactions."""
+    """Raise `InvalidGroup` for an invalid name, and for the transactions group, in which a commit could hide open
+    transactions.
+    """
     check_group_name(group)
     if group == TRANSACTIONS_GROUP:
         raise InvalidGroup(f"group {group}: its offsets say which transactions are over, and are the store's own")
@@ -71,7 +73,9 @@ class GroupConfigs:
         return read_table(self._path, _GROUPS)
 
     def retries(self, group: str) -> tuple[int, int]:
-        """Return the maximum of retries and the number of retry queues (at least 1). Raises `CorruptStore`."""
+        """Return a group's maximum number of retries, and its number of retry queues (at least 1). Raises
+        `CorruptStore`.
+        """
         settings, standard = self.of(group) or {}, _new_group(group)
 
         def count(name: str, maximum: int) -> int:
@@ -145,7 +149,7 @@ class ConsumerOffsets:
         }
 
     def of_groups(self, wanted: Iterable[tuple[str, Queue]]) -> dict[tuple[str, Queue], int]:
-        """Reads the file once."""
+        """Return the offsets of queues in groups. Reads the file once."""
         content = read_json(self._offsets)
         found: dict[tuple[str, Queue], int] = {}
         for key, each in groupby(sorted(wanted), lambda one: _key(one[1].topic, one[0])):
@@ -167,11 +171,11 @@ class ConsumerOffsets:
         self.set_positions(group, positions)
 
     def set_positions(self, group: str, positions: Positions) -> None:
-        """Commit without checking the group's name: a broker takes any."""
+        """Set offsets without checking the group's name, because a broker accepts any name."""
         self.set_of_groups({(group, queue): offset for queue, offset in positions.items()})
 
     def set_of_groups(self, positions: Mapping[tuple[str, Queue], int]) -> None:
-        """Writes the file once."""
+        """Set the offsets of queues in groups. Writes the file once."""
         content = read_json(self._offsets)
         by_key: dict[str, dict[int, int]] = {}
         for (group, queue), offset in positions.items():
@@ -203,7 +207,7 @@ class ConsumerOffsets:
         return self._known(key, table(self._offsets, content, _OFFSETS).get(key))
 
     def _known(self, key: str, found: object) -> dict[int, int]:
-        """Without queue -1 and offset -1: a broker stores them, but treats them as missing."""
+        """Parse offsets without queue -1 and offset -1, which a broker stores but treats as missing."""
         if isinstance(found, dict):
             found = {queue: offset for queue, offset in found.items() if queue != "-1" and offset != -1}
         return offset_table(self._offsets, key, found)

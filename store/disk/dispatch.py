@@ -47,8 +47,8 @@ SIZE_BYTES = RECORD_HEADER["total_size"].itemsize
 class LogChunk:
     """Consecutive valid records of the log.
 
-    begin: log offset of the first. end: after the last, or after the blank that follows. records, offsets (in the log),
-    topics: n of each.
+    begin: log offset of the first record. end: after the last record, or after the blank that follows it. records,
+    offsets (in the log), topics: n of each.
     """
 
     begin: int
@@ -82,13 +82,14 @@ class LogChunk:
 def walk(
     log: CommitLog, begin: int, *, until: int | None = None, check_crc: bool = True, torn_from: int | None = None
 ) -> Iterator[LogChunk]:
-    """Yield the log's records in chunks, from record boundary `begin` to the first invalid one, as RocketMQ recovers.
+    """Yield the log's records in chunks, from record boundary `begin` to the first invalid record, as RocketMQ
+    recovers.
 
     A valid record has a valid length, magic, physical offset, parts, topic and (with `check_crc`) body CRC. A chunk has
     records, a blank, or both. until: record boundary at which to stop.
 
-    torn_from: log offset after which a machine crash may have lost sectors. There, a record with a sector of zeros in
-    its properties is invalid, unless a checksum covers them.
+    torn_from: log offset after which a machine crash may have lost sectors. After it, a record with a sector of zeros
+    in its properties is invalid, unless a checksum covers the properties.
     """
     at, chunk_bytes = begin, _FIRST_CHUNK_BYTES
     stop, torn = (_NO_END if offset is None else offset for offset in (until, torn_from))
@@ -199,7 +200,7 @@ def _measured(view: Bytes, positions: Ints, sizes: Ints) -> RecordView:
 def queue_entries(chunk: LogChunk) -> Iterator[tuple[str, int, Ints, Entries]]:
     """Yield topic, queue id, consecutive queue offsets and entries (shape (k,) each), each queue's in log order.
 
-    Excludes light queues.
+    Leaves out light queues.
     """
     records = chunk.records
     if not len(records):
@@ -216,7 +217,7 @@ def queue_entries(chunk: LogChunk) -> Iterator[tuple[str, int, Ints, Entries]]:
 
 
 def light_entries(chunk: LogChunk) -> Iterator[tuple[str, int, Ints, Entries]]:
-    """Yield as `queue_entries`, one at a time. A client may have forged them."""
+    """Yield light queues' entries as `queue_entries`, one at a time. A client may have forged them."""
     if len(chunk.records):
         queued = in_own_queue(chunk.records.field("sys_flag"))
         for row, (topic, queue_id, offset) in light_places(chunk.properties, chunk.topic_names, chunk.topic_ids):
@@ -227,7 +228,7 @@ def light_entries(chunk: LogChunk) -> Iterator[tuple[str, int, Ints, Entries]]:
 def all_entries(chunk: LogChunk, deleted: Mapping[str, int]) -> Iterator[tuple[str, int, Ints, Entries, bool]]:
     """Yield `queue_entries` (certain: True) and `light_entries` (certain: False), each queue's in log order.
 
-    deleted: see `Topics.deletions`.
+    deleted: see `Topics.deletions`. Records of deleted topics are left out.
     """
     certain, light = ((*piece, True) for piece in queue_entries(chunk)), [*light_entries(chunk)]
     pieces: Iterable[tuple[str, int, Ints, Entries, bool]] = certain
@@ -241,9 +242,10 @@ def all_entries(chunk: LogChunk, deleted: Mapping[str, int]) -> Iterator[tuple[s
 
 
 def with_delivery_times(chunk: LogChunk, topic: str, entries: Entries, found: Entries) -> Entries:
-    """Return rebuilt entries of a queue of delayed messages with the delivery times of its own entries `found`.
+    """Return rebuilt entries of a queue of delayed messages, with the delivery times of the queue's own entries
+    `found`.
 
-    The broker's `messageDelayLevel` is unknown here, so every time that is not before the store time is valid. Both
+    The broker's `messageDelayLevel` is unknown here, so every time that is not before the store time is accepted. Both
     arrays have shape (k,).
     """
     if topic != SCHEDULE_TOPIC:
@@ -258,7 +260,7 @@ def with_delivery_times(chunk: LogChunk, topic: str, entries: Entries, found: En
 
 
 def index_keys(chunk: LogChunk, *, tags: bool) -> tuple[KeyHashes, Ints, Ints]:
-    """Return hashes, log offsets and store times (ms) of all keys, and with `tags` of tags."""
+    """Return hashes, log offsets and store times (ms) of all keys. tags: include the messages' tags as keys."""
     topics = chunk.topics.cast(pa.binary()).cast(pa.string())
     unique_keys, keys = map(chunk.properties.value, (PROPERTY_UNIQ_KEY, PROPERTY_KEYS))
     hashes, rows = key_hashes(topics, unique_keys, keys, chunk.properties.value(PROPERTY_TAGS) if tags else None)

@@ -79,7 +79,7 @@ class Figure(msgspec.Struct):
         self.total += milliseconds
 
     def add_all(self, milliseconds: Floats) -> None:
-        """milliseconds: shape (n,), n >= 1."""
+        """Add measurements to a histogram. milliseconds: shape (n,), n >= 1."""
         found = np.searchsorted(BUCKETS[self.name], milliseconds)
         for bucket, more in enumerate(np.bincount(found, minlength=_COUNTS).tolist()):
             self.counts[bucket] += more
@@ -94,7 +94,7 @@ class Figure(msgspec.Struct):
 
 
 class Figures:
-    """root: of the store; None to write no file."""
+    """The metrics of one process. root: the store's directory, None to write no file."""
 
     def __init__(self, root: Path | None = None) -> None:
         self._root = root
@@ -106,7 +106,7 @@ class Figures:
         self._is_over = self._has_failed = False
 
     def of(self, name: str, topic: str = "", group: str = "") -> Figure:
-        """name: a key of BUCKETS, HELD, READS, DELIVERS, or one of REFUSED."""
+        """Return a metric, created if it is new. name: a key of BUCKETS, HELD, READS, DELIVERS, or one of REFUSED."""
         labels = name, topic, group
         return self._figures.get(labels) or self._figures.setdefault(labels, Figure(*labels))
 
@@ -114,7 +114,9 @@ class Figures:
         self._figures.pop((figure.name, figure.topic, figure.group), None)
 
     def write(self) -> None:
-        """Write the file if a figure changed, not in a forked child. Logs the first of repeated OS errors."""
+        """Write the file if a metric changed. Does nothing in a forked child. Of repeated OS errors, only the first is
+        logged.
+        """
         if self._root is None or os.getpid() != self._process:
             return
         with self._turn:
@@ -172,7 +174,7 @@ def _runs(name: re.Match[str]) -> bool:
 
 
 def _start_of(process: int) -> str | None:
-    """Return clock ticks since boot; None for an ended process."""
+    """Return when a process started, in clock ticks since boot. Return None if it has ended."""
     try:
         return _PROC.joinpath(str(process), "stat").read_text().rpartition(")")[2].split()[19]
     except OSError:

@@ -26,12 +26,12 @@ END_OF_TIME = (1 << 63) - 1
 
 class IndexFiles:
     def __init__(self, root: Path, slots: int, entries: int, *, writable: bool) -> None:
-        """slots, entries: `maxHashSlotNum` and `maxIndexNum`, as existing files have them."""
+        """slots, entries: `maxHashSlotNum` and `maxIndexNum`, which existing files must have."""
         self.directory = root / INDEX_DIR
         self._temporary = root / PREALLOCATE_FILE
         self._shape = slots, entries
         self._listed: list[str] = []  # at the last `close_deleted`
-        # Without a reference to this object, whose end closes the files.
+        # Holds no reference to this object, so that the files are closed when it is dropped.
         self._opened = lru_cache(maxsize=_OPEN_FILES)(partial(_open, self.directory, slots, entries, writable))
 
     def file(self, name: str) -> IndexFile:
@@ -43,7 +43,7 @@ class IndexFiles:
         return file
 
     def names(self, *, empty: bool = False) -> list[str]:
-        """Return file names, oldest first. Ignores names that are no times, as RocketMQ does.
+        """Return the names of the files, oldest first. Names that are no times are ignored, as in RocketMQ.
 
         empty: include empty files, which a broker is creating or a machine crash left.
         """
@@ -51,7 +51,7 @@ class IndexFiles:
         return [name for name, status in files if name.isascii() and name.isdigit() and (status.st_size or empty)]
 
     def check(self) -> None:
-        """Raises `ConfigError` if a file does not have the configured shape."""
+        """Raise `ConfigError` if a file does not have the configured number of slots and entries."""
         for name in self.names():
             self.file(name)
 
@@ -61,7 +61,9 @@ class IndexFiles:
         return [(h["begin_offset"], h["end_offset"]) for h in headers if h["next_entry"] > INDEX_NO_ENTRY + 1]
 
     def create(self, last_name: str) -> str:
-        """Create a new last file; return its name. As in RocketMQ, its header has the end of the file before."""
+        """Create a new last file, and return its name. As in RocketMQ, its header begins with the end of the file
+        before it.
+        """
         name = _name_after(last_name)
         last = self.file(last_name).header() if last_name else {"end_timestamp": 0, "end_offset": 0}
         header = {
@@ -86,16 +88,16 @@ class IndexFiles:
         self.delete_for_good([name for name in self.names(empty=True) if name not in names])
 
     def delete_for_good(self, names: list[str]) -> None:
-        """Delete durably: after a crash, all files except the last count as complete."""
+        """Delete files durably, because after a crash all files except the last are expected to be complete."""
         for name in names:
             self._delete(name)
         if names:
             sync_names(self.directory)
 
     def expire(self, min_physical_offset: int) -> list[tuple[str, int]]:
-        """Delete files, never the last, if retention deleted all their records.
+        """Delete the files whose records retention deleted, except the last file.
 
-        Returns the path and disk space (bytes) of each.
+        Return the path and disk space (bytes) of each.
         """
         names = self.names()[:-1]
         expired = [name for name in names if self.file(name).header()["end_offset"] < min_physical_offset]
@@ -115,19 +117,19 @@ class IndexFiles:
             self.file(name).flush()
 
     def close_deleted(self) -> None:
-        """An open file keeps its disk space."""
+        """Close deleted files, because an open file keeps its disk space."""
         names = self.names()
         if not set(self._listed) <= set(names):
             self._opened.cache_clear()
         self._listed = names
 
     def close(self) -> None:
-        """The next access reopens the files."""
+        """Close all files. The next access opens them again."""
         self._opened.cache_clear()
 
 
 class Index(IndexFiles):
-    """The keys in these files. Only one process may write at a time, under the store lock."""
+    """The keys of all files. Only one process may write at a time, under the store lock."""
 
     def __init__(
         self,
@@ -157,7 +159,7 @@ class Index(IndexFiles):
         )
 
     def end_offset(self) -> int:
-        """Return the log offset of the newest indexed record, -1 without one. All older records are indexed."""
+        """Return the log offset of the newest indexed record, -1 if there is none. All older records are indexed."""
         headers = (self.file(name).header() for name in reversed(self.names()))
         return next((header["end_offset"] for header in headers if header["next_entry"] > INDEX_NO_ENTRY + 1), -1)
 
@@ -197,7 +199,7 @@ class Index(IndexFiles):
         The caller must compare topic, key and time with the record, because hashes collide and times are rounded to
         seconds. It must also skip unpublished records.
 
-        times_from: log offset from which on store times ascend; before it, times do not exclude records.
+        times_from: log offset from which on store times ascend. Records before it are not excluded by their times.
         """
         wanted, headers = key_hash(topic, key), {}
         for name in reversed(self.names()):
@@ -211,7 +213,7 @@ class Index(IndexFiles):
                     yield from self.file(name).candidates(wanted, *((-math.inf, math.inf) if is_ever else (begin, end)))
 
     def has(self, physical_offset: int, name: str) -> bool:
-        """Whether a key of this record is indexed, probably in file `name`. Raises `ConfigError`."""
+        """Return whether a key of this record is indexed, probably in file `name`. Raises `ConfigError`."""
         with suppress(FileNotFoundError, ConfigError):  # listing many files is slow
             if self.file(name).has(physical_offset):
                 return True
@@ -224,7 +226,7 @@ class Index(IndexFiles):
     def last_keys(self, end_offset: int, since: str = "") -> dict[str, int]:
         """Return the log offset of the last record before `end_offset` in each file, by file name.
 
-        If a record's keys are in two files, the later counts. since: name of the first file to read.
+        If a record has keys in two files, it counts for the later file. since: name of the first file to read.
         """
         found = {}
         for name in reversed(self.names()):
@@ -237,9 +239,10 @@ class Index(IndexFiles):
         return found
 
     def keys_complete_from(self, end_offset: int) -> int | None:
-        """Return the log offset of the first record in the oldest file that ends at or after `end_offset`.
+        """Return the log offset from which on the index has all keys of records up to `end_offset`, None if unknown.
 
-        Keys of earlier records may be missing, in deleted files.
+        It is the first record in the oldest file that ends at or after `end_offset`. Earlier keys may have been in
+        deleted files.
         """
         headers = (self.file(name).header() for name in self.names())
         filled = (header for header in headers if header["next_entry"] > INDEX_NO_ENTRY + 1)
@@ -255,7 +258,8 @@ class Index(IndexFiles):
             self.file(kept[-1]).truncate(end_offset)
 
     def are_consistent(self, names: list[str], end: int) -> bool:
-        """Whether these files have the keys that their headers count; otherwise they would skip later keys.
+        """Return whether these files have the keys that their headers count. If a key is missing, a lookup would not
+        find later ones.
 
         end: log offset from which on keys may come from an unfinished append.
         """
@@ -267,8 +271,8 @@ class Index(IndexFiles):
     def trusted(self, safe_timestamp: int | None = None) -> list[str]:
         """Return the names of the files that a machine crash cannot have damaged. Raises `ConfigError`.
 
-        safe_timestamp: `indexMsgTimestamp` (ms) of a RocketMQ checkpoint; files that end by then were synced. None: all
-        except the last, because this store syncs a file before it creates the next.
+        safe_timestamp: `indexMsgTimestamp` (ms) of a RocketMQ checkpoint. Files that end at or before it were synced.
+        None: all files except the last, because this store syncs a file before it creates the next.
         """
         names = self.names()
         headers = {name: self.file(name).header() for name in names}

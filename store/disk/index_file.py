@@ -42,7 +42,7 @@ assert (_HEADER.size, _ENTRY.size, _SLOT.size) == (INDEX_HEADER.itemsize, INDEX_
 
 
 def file_bytes(slots: int, entries: int) -> int:
-    """`entries` includes the unused entry 0."""
+    """Return the size of a file. entries: includes entry 0, which is never used."""
     return INDEX_HEADER.itemsize + slots * INDEX_SLOT.itemsize + entries * INDEX_ENTRY.itemsize
 
 
@@ -82,7 +82,7 @@ class IndexSlots:
         return self._values[slots].astype(np.int64)
 
     def set(self, slots: Ints, numbers: Ints) -> None:
-        """The newest entry of all is set last: if it is set, all are set."""
+        """Set slots. The newest entry is set last, so if it is set, all are."""
         last = int(numbers.argmax())
         for part in (slice(last), slice(last + 1, None), slice(last, last + 1)):
             self._values[slots[part]] = numbers[part]
@@ -114,7 +114,7 @@ class IndexTable:
         return self.file.is_deleted
 
     def header(self) -> Header:
-        """`next_entry` is clamped to [1, capacity]."""
+        """Return the header. `next_entry` is limited to [1, capacity], because a damaged one may be outside."""
         values = _HEADER.unpack(self.file.read(0, _HEADER.size))
         header = dict(zip(INDEX_HEADER.names or (), values, strict=True))
         header["next_entry"] = min(max(header["next_entry"], INDEX_NO_ENTRY + 1), self.capacity)
@@ -128,7 +128,7 @@ class IndexTable:
         return np.frombuffer(self.file.read(position, (end - start) * INDEX_ENTRY.itemsize), INDEX_ENTRY)
 
     def first_from(self, end_offset: int, limit: int) -> int:
-        """Return the first entry whose record is at or after `end_offset`; `limit` without one."""
+        """Return the first entry whose record is at or after `end_offset`, `limit` if there is none."""
 
         def physical_at(number: int) -> int:
             return int(self.entries(number, number + 1)[0]["physical_offset"])
@@ -154,7 +154,7 @@ class IndexTable:
         return number
 
     def restore_slot(self, slot: int, number: int) -> None:
-        """Skips a needless write, because the slot may be in a hole."""
+        """Set a slot unless it has this value: the slot may be in a hole, and writing would allocate disk space."""
         position, value = file_bytes(slot, 0), _SLOT.pack(number)
         if self.file.read(position, _SLOT.size) != value:
             self.file.write(position, value)
@@ -169,7 +169,8 @@ class IndexTable:
 
 class IndexFile(IndexTable):
     def is_consistent(self, end: int) -> bool:
-        """Whether the file has the entries that its header counts, and their slots are set. Call without writers.
+        """Return whether the file has the entries that its header counts, and their slots are set. Call this without
+        writers.
 
         The header must have the log offsets of its first and last entry. The slot of the last entry before log offset
         `end` must refer to that or a later entry, because an append sets it last.
@@ -195,9 +196,9 @@ class IndexFile(IndexTable):
         return int(self.entries(number, number + 1)[0]["physical_offset"]) if number > INDEX_NO_ENTRY else None
 
     def append(self, hashes: KeyColumn, physical_offsets: KeyColumn, timestamps: KeyColumn) -> int:
-        """Add keys in order, as many as fit; return how many are done. timestamps: ms.
+        """Add keys in order, as many as fit, and return their number. timestamps: ms.
 
-        As in RocketMQ, records before the file's newest count as done.
+        As in RocketMQ, records before the file's newest record are skipped, and counted as added.
         """
         header = self.header()
         is_first = physical_offsets[0] >= header["end_offset"]  # usually
@@ -297,14 +298,16 @@ class IndexFile(IndexTable):
 
 
 def _stable_order(values: Ints) -> Ints:
-    """Stable argsort of 0 to 2^31 - 1. Sorts pairs, because numpy sorts values faster than indices."""
+    """Return a stable argsort of numbers from 0 to 2^31 - 1. It sorts pairs, because numpy sorts values faster than
+    indices.
+    """
     pairs = (values << _ROW_BITS) | np.arange(len(values))
     pairs.sort()
     return pairs & ((1 << _ROW_BITS) - 1)
 
 
 def _count(header: Header, first: tuple[int, int], last: tuple[int, int], entries: int, new_slots: int) -> None:
-    """first, last: physical offset and timestamp."""
+    """Update a header after an append. first, last: physical offset and store time of the first and last record."""
     if header["next_entry"] == INDEX_NO_ENTRY + 1:
         header["begin_offset"], header["begin_timestamp"] = first
     header["end_offset"], header["end_timestamp"] = last
@@ -313,7 +316,10 @@ def _count(header: Header, first: tuple[int, int], last: tuple[int, int], entrie
 
 
 def _seconds(timestamps: Ints, header: Header) -> Ints:
-    """As in RocketMQ, the first key counts from the header's begin before it."""
+    """Return the times of entries, in seconds after the header's begin.
+
+    As in RocketMQ, the first entry of a file counts from the begin time that the header had before the entry.
+    """
     is_first = header["next_entry"] == INDEX_NO_ENTRY + 1
     seconds = seconds_since(int(timestamps[0]) if is_first else header["begin_timestamp"], timestamps)
     seconds[:1] = seconds_since(header["begin_timestamp"], timestamps[:1])

@@ -1,7 +1,7 @@
 """Base classes of handles: each belongs to one process and to one directory.
 
-A forked child inherits its parent's descriptors, and their locks would exclude neither process and outlive the parent.
-So the child closes them right after the fork, and its handles raise.
+A forked child inherits its parent's descriptors. Locks on them would not exclude one process from the other, and would
+outlive the parent. So the child closes them right after the fork, and its handles raise `StoreForked`.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Descriptor(Opened):
         self.close_only()
 
     def close_only(self) -> None:
-        """Without unlocking: a process that inherited the descriptor keeps its locks."""
+        """Close without unlocking: a process that inherited the descriptor keeps its locks."""
         self._is_over = True
         fd, self.fd = self.fd, -1
         if fd >= 0:
@@ -118,7 +118,7 @@ class PinnedPath:
     """Detects that a path no longer names the opened file or directory."""
 
     def __init__(self, path: Path, status: os.stat_result | None = None) -> None:
-        """status: of the opened file; default: of the one that `path` names now."""
+        """status: the status of the opened file; by default, of the file that `path` names now."""
         self.path = path
         with system_errors(path):
             status = status or os.stat(path)
@@ -144,9 +144,9 @@ class PinnedPath:
 
 
 def is_owned(condition: Condition) -> bool:
-    """Whether the calling thread has the condition's lock, as a signal handler that interrupted its owner has.
+    """Return whether the calling thread holds the condition's lock, as in a signal handler that interrupted its owner.
 
-    `notify` raises without the lock.
+    This uses that `notify` raises an error without the lock.
     """
     try:
         condition.notify(0)

@@ -1,8 +1,8 @@
 """The file `queueends`: the end of every queue at some length of the log, to detect lost queue files.
 
 A queue that lost its folder or last file looks like a shorter queue, and an append would assign its offsets again.
-RocketMQ does not have this file. Recovery writes it, the flusher from time to time, and the last writer at its close.
-If it is damaged, the queues are rebuilt from the log.
+RocketMQ does not have this file. Recovery writes it, the flusher from time to time, and the last writer when it closes
+the store. If it is damaged, the queues are rebuilt from the log.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class QueueEnds:
     """The ends of queues and index files when the log ended at `at` (bytes).
 
     of: queue offset after the last entry of each queue that has any. index: log offset of the last record in each index
-    file, by file name, unless the file has records after `at`. gaps: ranges of the log before `at` that are not yet in
-    `of`.
+    file, by file name, unless the file has records after `at`. gaps: ranges of the log before `at` whose records are
+    not in `of` yet.
     """
 
     at: int
@@ -73,7 +73,10 @@ class QueueEnds:
 
     @staticmethod
     def read(root: Path) -> QueueEnds | None:
-        """Read the file, without topics that were deleted since; None if it is missing, or, with a warning, damaged."""
+        """Read the file, without topics that were deleted later.
+
+        Return None if the file is missing, or with a warning if it is damaged.
+        """
         try:
             found = QueueEnds.sound(root)
         except CorruptStore as error:
@@ -85,7 +88,7 @@ class QueueEnds:
 
     @staticmethod
     def sound(root: Path) -> QueueEnds | None:
-        """Return None if the file is missing. Raises `CorruptStore` if it is damaged."""
+        """Read the file. Return None if it is missing. Raises `CorruptStore` if it is damaged."""
         try:
             noted = decode(_checked(read_file(root / QUEUE_ENDS_FILE, _MAX_BYTES)), _QueueEndsFile)
             ends, at = {(topic, queue): end for topic, queue, end in noted.queues}, noted.logOffset
@@ -102,7 +105,9 @@ class QueueEnds:
 
     @staticmethod
     def known(root: Path, log: CommitLog, end: int, begin: int = 0) -> QueueEnds:
-        """Read the file, then the log after it, at least up to `end`; without a file, the log from `begin` on."""
+        """Read the file, and then the log from there to at least `end`. Without a file, read the log from
+        `begin` on.
+        """
         found = QueueEnds.read(root) or QueueEnds(min(begin, end), {})
         if found.at < end:
             begin, deleted = max(found.at, log.min_offset()), Topics(root).deletions()
@@ -110,7 +115,9 @@ class QueueEnds:
         return found
 
     def write(self, root: Path, index: Index) -> None:
-        """After an OS error, such as a full device, the next opening reads more of the log."""
+        """Write the file. An OS error, such as a full device, is ignored: the next opening then reads more of
+        the log.
+        """
         queues = [(topic, queue, end) for (topic, queue), end in sorted(self.of.items())]
         with suppress(OSError, ConfigError):  # a foreign file in the index
             # Keys after `at` may still be undone. Files before the newest recorded one got no more keys.
@@ -122,7 +129,9 @@ class QueueEnds:
             self.written_at = self.at
 
     def is_due(self, index: Index) -> bool:
-        """Whether much of the log, or an index file's first key, was flushed since the file was written."""
+        """Return whether to write the file: since the last time, much of the log or the first key of an index file was
+        flushed.
+        """
         if self.at - self.written_at >= _WRITE_EVERY:
             return True
         newest = max(self.index, default="")
@@ -133,15 +142,15 @@ class QueueEnds:
         return False
 
     def forget(self, deleted: Mapping[str, int]) -> None:
-        """Drop the queues of topics that were deleted since. deleted: see `Topics.deletions`.
+        """Drop the queues of topics that were deleted after `at`. deleted: see `Topics.deletions`.
 
-        A topic that was deleted before `at` was recreated since.
+        A topic that was deleted before `at` has been recreated, so its queues are kept.
         """
         for name in [name for name in self.of if deleted.get(name[0], -1) >= self.at]:
             del self.of[name]
 
     def follow(self, begin: int, end: int, ranges: Ranges, deleted: Mapping[str, int] = NOTHING) -> None:
-        """Record the entries of the flushed range [begin, end) of the log; other writers flushed the ranges before it.
+        """Record the entries of the flushed range [begin, end) of the log. Other writers flushed the ranges before it.
 
         ranges: entries by queue, without topics that were `deleted` when `end` was flushed. For a topic that was
         deleted later, another writer may have recorded the recreated topic's queues already.
@@ -153,7 +162,7 @@ class QueueEnds:
         self.at = max(self.at, end)
 
     def complete(self, log: CommitLog, written: QueueEnds, deleted: Mapping[str, int] = NOTHING) -> bool:
-        """Close the gaps with another writer's file and the log; return whether all are closed.
+        """Close the gaps with another writer's file and the log. Return whether all are closed.
 
         If the log is damaged or its beginning was deleted, the next opening reads the whole log.
         """
@@ -181,13 +190,14 @@ class QueueEnds:
         announced: int | None = None,
         rebuilds_index: bool = False,
     ) -> bool:
-        """Whether queues and index have all entries recorded here, and the queues all entries of the log up to `end`.
+        """Return whether queues and index have all entries recorded here, and the queues all entries of the log up to
+        `end`.
 
-        Ignores queues of topics that a broker deleted, if brokers list such topics in the table.
+        Queues of topics that a broker deleted are ignored, if brokers list such topics in the table.
 
-        announced: log offset up to which an unfinished append may have written; `end` without one. Queues may have
-        entries after their ends only if that append wrote to them (`Appender.repair` undoes it), or if the log cannot
-        tell. Other such entries show that the files are newer than the log. None allows them, because recovery
+        announced: log offset up to which an unfinished append may have written; `end` if there is none. Entries after a
+        queue's end are allowed if that append wrote to the queue (`Appender.repair` undoes it), or if the log cannot
+        tell. Any other such entry shows that the files are newer than the log. None allows them all, because recovery
         truncates them. rebuilds_index: the caller rebuilds the index after its `trusted` files, so later keys may be
         missing.
         """
@@ -221,7 +231,7 @@ class QueueEnds:
     def forget_all_but(self, existing: Sequence[QueueName]) -> bool:
         """Forget queues that a broker deleted, because it restarts them at 0. Return whether there were any.
 
-        Call only if `agree_with` returned True.
+        Call this only if `agree_with` returned True.
         """
         gone = self.of.keys() - set(existing)
         for name in gone:
@@ -248,7 +258,7 @@ class QueueEnds:
 
 
 def _checked(data: bytes) -> bytes:
-    """An earlier version wrote no checksum."""
+    """Return the data if its checksum is right. An earlier version wrote no checksum, so it may be missing."""
     text, found, crc = data.rpartition(_CRC)
     if found and crc != b"%d}" % zlib.crc32(text):
         raise ValueError
@@ -256,10 +266,10 @@ def _checked(data: bytes) -> bytes:
 
 
 def _reaches(folder: str, stop: int, file_size: int, begin: int, end: int, is_last: bool) -> bool:
-    """Whether a queue has the entry before queue offset `stop`, for a record in [begin, end) of the log.
+    """Return whether a queue has the entry before queue offset `stop`, for a record in [begin, end) of the log.
 
-    The next entry must not be for a record before `end`; with `is_last` it must be empty. Avoids `Segments`, paths and
-    arrays, because a store may have 10,000 queues.
+    The next entry must not be for a record before `end`. With `is_last`, it must be empty. For speed in a store with
+    10,000 queues, this uses no `Segments`, paths and arrays.
     """
     position = (stop - 1) * CQ_ENTRY.itemsize
     start = position - position % file_size
@@ -269,14 +279,14 @@ def _reaches(folder: str, stop: int, file_size: int, begin: int, end: int, is_la
 
 
 def _has_entries(folder: str, end: int, is_last: bool) -> bool:
-    """Whether a queue without a recorded end has entries, by the rule of `_reaches`."""
+    """Return whether a queue without a recorded end has entries, by the rule of `_reaches`."""
     files = list_files(Path(folder))
     entry = _read(f"{folder}/{files[0][0]}", 0) if files else b""
     return any(entry) if is_last else _counts(entry, end)
 
 
 def _read(path: str, position: int) -> bytes:
-    """Read an entry of a queue's file, and the next one; b"" without a file."""
+    """Read an entry of a queue's file, and the next one. Return b"" if the file is missing."""
     with system_errors(path):
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -289,7 +299,7 @@ def _read(path: str, position: int) -> bytes:
 
 
 def _counts(data: bytes, end: int, begin: int = 0) -> bool:
-    """Whether the first entry is for a record in [begin, end) of the log, or a pre-blank one."""
+    """Return whether the first entry is for a record in [begin, end) of the log, or a pre-blank entry."""
     # As unsigned, negative numbers are after every end.
     offset, size = (int.from_bytes(data[first:last], "big") for first, last in (_OFFSET, _SIZE))
     return size == CQ_PRE_BLANK_SIZE or (size > 0 and begin <= offset <= end - size)

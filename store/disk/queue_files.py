@@ -28,7 +28,7 @@ def queue_segments(
 
 
 class QueueFiles:
-    """All entries of one queue, including those that do not count. Offsets are queue offsets, not bytes."""
+    """The entries of one queue, including those that do not count. Offsets are queue offsets, not bytes."""
 
     def __init__(self, segments: Segments, begin: int) -> None:
         """begin: see `Topics.begin`."""
@@ -60,7 +60,7 @@ class QueueFiles:
         return max(self.begin, starts[0] // CQ_ENTRY.itemsize if starts else 0)
 
     def entries(self, start: int, end: int, *, current: bool = False) -> Entries:
-        """Return a copy, shape (end - start,). current: see `Segments.read`.
+        """Return a copy of the entries, shape (end - start,). current: see `Segments.read`.
 
         Raises `OffsetLost` if a file is missing, `CorruptSegment` if a file was truncated.
         """
@@ -82,13 +82,13 @@ class QueueFiles:
         return found
 
     def write(self, start: int, entries: Entries | bytes) -> bool:
-        """Write entries, or their bytes, from offset `start` on; create files as needed.
+        """Write entries, or their bytes, from offset `start` on. Create files as needed.
 
-        Returns False if it created a file and wrote to its middle: earlier entries were lost. Raises `StoreFull`,
-        `FlushFailed`.
+        Return False if this created a file and wrote to its middle, because then earlier entries were lost. Raises
+        `StoreFull`, `FlushFailed`.
 
-        Syncs a file before it creates the next one, because after a crash RocketMQ checks only the last three. As
-        RocketMQ does, fills the first file with pre-blank entries before the first entry.
+        A file is synced before the next one is created, because after a crash RocketMQ checks only the last three
+        files. As in RocketMQ, the first file is filled with pre-blank entries up to the first entry.
         """
         in_file = self.entries_per_file
         is_whole = start != self.begin or self.write_blank(start - start % in_file, start)
@@ -103,7 +103,7 @@ class QueueFiles:
         return is_whole
 
     def write_blank(self, start: int, end: int) -> bool:
-        """Write pre-blank entries; return as `write`."""
+        """Write pre-blank entries. The result is that of `write`."""
         blank = np.zeros(end - start, CQ_ENTRY)
         blank["size"] = CQ_PRE_BLANK_SIZE
         return start == end or self.write(start, blank)
@@ -116,7 +116,9 @@ class QueueFiles:
         return None
 
     def write_again(self, start: int) -> None:
-        """Call as the only writer."""
+        """Write all entries from `start` on again, to new files, see `Segments.write_again`. Call this as the only
+        writer.
+        """
         for last in self.segments.starts()[-1:]:
             self.segments.write_again(start * CQ_ENTRY.itemsize, last + self.segments.size)
 
@@ -124,7 +126,9 @@ class QueueFiles:
         self.segments.flush(start * CQ_ENTRY.itemsize, end * CQ_ENTRY.itemsize)
 
     def _read(self, start: int, end: int, *, current: bool = False) -> bytes:
-        """If the last entry is empty, reopen the file by name: it may be replaced."""
+        """Read entries. If the last one is empty, open the file by its name again, because it may have been
+        replaced.
+        """
         where = start * CQ_ENTRY.itemsize, (end - start) * CQ_ENTRY.itemsize
         data = self.segments.read(*where, current=current)
         return data if current or not data.endswith(_EMPTY) else self.segments.read(*where, current=True)

@@ -1,10 +1,11 @@
 """Derive the state of the queues from the log: their first and last offsets, and the entries of a range of the log.
 
 A RocketMQ broker restarts the queues of a recreated topic at 0. Then the log has several records with the same topic,
-queue and queue offset, and only the recreated topic's records count. A life of the queue begins where queue offsets go
-back. No checksum covers queue offsets, so the queue's own entries must confirm it.
+queue and queue offset, and only the recreated topic's records count. A *life* of a queue is the time from one restart
+to the next. A life begins where queue offsets decrease. No checksum covers queue offsets, so the queue's own entries
+must confirm it.
 
-`must_begin` distinguishes a lost first file of a queue from an expired one, which has no record in the log.
+`must_begin` tells a lost first file of a queue from an expired one: the log has no records of an expired file.
 """
 
 from __future__ import annotations
@@ -51,13 +52,11 @@ class Life(NamedTuple):
 
 @dataclass(slots=True)
 class QueueInLog:
-    """The state of one queue after a part of the log was walked.
+    """The state of one queue after a part of the log was read.
 
-    max_offset: queue offset after its last record.
-    lives: ascending; empty before the first record.
-    is_cut: the log's beginning was deleted, so the first record may have any queue offset.
-    is_remembered: only the end is known, and not from the queue's files.
-    restarted_at: log offset of the record whose queue offset went back, 0 without one.
+    max_offset: queue offset after its last record. lives: ascending; empty before the first record. is_cut: the log's
+    beginning was deleted, so the first record may have any queue offset. is_remembered: only the end is known, and not
+    from the queue's files. restarted_at: log offset of the record whose queue offset decreased, 0 if there is none.
     passed_over: queue and log offsets of records that name this queue wrongly.
     """
 
@@ -70,7 +69,7 @@ class QueueInLog:
 
     @property
     def begin(self) -> int:
-        """Queue offset of the first record that counts; `max_offset` without one."""
+        """Queue offset of the first record that counts, `max_offset` if there is none."""
         return self.lives[0].start if self.lives else self.max_offset
 
     def grow(self, start: int, at: int, count: int) -> None:
@@ -80,7 +79,7 @@ class QueueInLog:
         self.max_offset = start + count
 
     def counting(self, offsets: Ints, entries: Entries) -> slice:
-        """Return which of consecutive entries count. Call after the walk."""
+        """Return which of consecutive entries count. Call this after the log was read."""
         if not self.lives or (int(offsets[0]), int(entries["physical_offset"][0])) in self.passed_over:
             return slice(0, 0)
         first = int(np.searchsorted(entries["physical_offset"].astype(np.int64), self.lives[0].at))
@@ -93,17 +92,19 @@ class QueueInLog:
 
 class QueuesInLog:
     def __init__(self, queues: ConsumeQueues, is_message: IsMessage, first_byte: int) -> None:
-        """is_message: whether an entry matches its record. first_byte: first log offset that retention left."""
+        """is_message: returns whether an entry matches its record. first_byte: first log offset that retention has not
+        deleted.
+        """
         self.found: dict[QueueName, QueueInLog] = {}
         self._queues = queues
         self._is_message = is_message
         self._is_cut = first_byte > 0
 
     def begin(self, name: QueueName, max_offset: int) -> QueueInLog:
-        """Add a queue that has `max_offset` entries before the walk's first record.
+        """Add a queue that has `max_offset` entries before the first record of the walk.
 
-        Without entries, if the log has its first byte, the queue's first files may be lost. Then it begins at
-        `Topics.begin`.
+        If it has none, and the log has its first byte, the first files of the queue may be lost. Then the queue begins
+        at `Topics.begin`.
         """
         of_files = self._queues.of(*name)
         is_bare = max_offset == of_files.first()
@@ -112,7 +113,7 @@ class QueuesInLog:
         return queue
 
     def add(self, name: QueueName, offsets: Ints, entries: Entries) -> bool:
-        """Add consecutive records of a queue, unless they cannot follow the records before; return whether they can."""
+        """Add consecutive records of a queue, if they can follow the records before. Return whether they can."""
         queue = self.found.get(name) or self.begin(name, self._queues.of(*name).first())
         start, at = int(offsets[0]), int(entries["physical_offset"][0])
         follows = start == queue.max_offset or (not queue.lives and self._begins(name, queue, start, at))
@@ -139,9 +140,9 @@ class QueuesInLog:
             )
 
     def leave_out_deleted(self, existing: Collection[QueueName]) -> None:
-        """Drop the queues without a folder of topics that were recreated later: a broker deleted them.
+        """Drop the queues that have no folder and whose topic was recreated later, because a broker deleted them.
 
-        Call after the last record.
+        Call this after the last record.
         """
         restarts: dict[str, int] = {}
         for (topic, _), queue in self.found.items():
@@ -153,17 +154,18 @@ class QueuesInLog:
                 del self.found[name]
 
     def _begins(self, name: QueueName, queue: QueueInLog, start: int, at: int) -> bool:
-        """Whether the record at log offset `at` is the queue's first that retention left.
+        """Return whether the record at log offset `at` is the queue's first that retention has not deleted.
 
         The queue's own entry also confirms this; entries of older records are then damaged.
         """
         return queue.is_cut or (self._is_cut and start > queue.max_offset and self._entry(name, start)[0] == at)
 
     def _begins_life(self, name: QueueName, max_offset: int, start: int, at: int) -> bool:
-        """Whether the record at log offset `at` begins a life: its queue offset goes back and the entries confirm it.
+        """Return whether the record at log offset `at` begins a life: its queue offset is lower, and the queue's
+        entries confirm it.
 
-        If the queue's last entry is for this record, its offset is damaged. A restart would also have deleted a valid
-        older entry at this offset.
+        If the queue's last entry is for this record, then the record's queue offset is damaged. So it is if the queue
+        has a valid older entry at this offset, because a restart would have deleted that.
         """
         if start >= max_offset or self._entry(name, max_offset)[0] == at:
             return False
@@ -172,7 +174,7 @@ class QueuesInLog:
         return not (is_older and self._is_message(*name, start, older, size))
 
     def _entry(self, name: QueueName, index: int) -> tuple[int, int]:
-        """Return log offset and size; (-1, 0) without an entry."""
+        """Return log offset and size of an entry, (-1, 0) if there is none."""
         try:
             offset, size, _ = self._queues.of(*name).entries(index, index + 1)[0].item()
         except OffsetLost:
@@ -189,7 +191,7 @@ class Begin(NamedTuple):
 
     @staticmethod
     def of(queue: ConsumeQueue) -> Begin:
-        """Raises `OffsetLost` if retention deletes the entry concurrently."""
+        """Read the first entry of a queue. Raises `OffsetLost` if retention deletes it concurrently."""
         first = queue.first()
         at, size, _ = queue.entries(first, first + 1)[0].item()
         return Begin(first, at, size)
@@ -198,7 +200,7 @@ class Begin(NamedTuple):
 def first_remaining(log: CommitLog, queue: ConsumeQueue, offset: int) -> int:
     """Return `offset`, or the queue's first offset if retention deleted the entries before that.
 
-    Raises `CorruptSegment` if the log still has their records, or is damaged and cannot tell.
+    Raises `CorruptSegment` if the log still has records of those entries, or if damage hides whether it has.
     """
     while (first := queue.first()) > offset:
         with suppress(OffsetLost):  # retention deleted the file: try again
@@ -225,9 +227,9 @@ def resume_after_lost(log: CommitLog, queue: ConsumeQueue, offset: int, lost: Of
 def must_begin(
     log: CommitLog, begins: Mapping[QueueName, Begin], deleted: Mapping[str, int] = NOTHING, most: int = LONG_MAX
 ) -> bool:
-    """Whether the log confirms that these queues lost no first file; False if it is unreadable before that is certain.
+    """Return whether the log confirms that these queues lost no first file. False if damage in the log leaves it open.
 
-    deleted: see `Topics.deletions`. most: limit of the walk in bytes. Raises `CorruptSegment` if the log has an older
+    deleted: see `Topics.deletions`. most: limit of the bytes to read. Raises `CorruptSegment` if the log has an older
     message of a queue.
     """
     while True:
@@ -275,9 +277,9 @@ class _Note(NamedTuple):
 
 
 class Unflushed:
-    """A cache of the queue entries of this process's recent appends, so that a flush need not read them from the log.
+    """The queue entries of this process's recent appends, so that a flush need not read them from the log.
 
-    Note only published appends: a wrong note would lose entries. Thread-safe.
+    Only published appends may be noted: any other note would lose entries. Thread-safe.
     """
 
     def __init__(self, log: CommitLog, queues: ConsumeQueues) -> None:
@@ -289,9 +291,9 @@ class Unflushed:
         self._notes.append(_Note(begin, end, ranges))
 
     def take(self, begin: int, end: int, deleted: Mapping[str, int] = NOTHING) -> Ranges | None:
-        """Return the entries of the published range [begin, end) of the log, and drop its notes.
+        """Return the entries of the published range [begin, end) of the log, and drop their notes.
 
-        Returns None if the log is damaged, or if flushing all queues is faster. deleted: see `Topics.deletions`.
+        Return None if the log is damaged, or if flushing all queues is faster. deleted: see `Topics.deletions`.
         """
         notes = [note for note in self._take_notes(end) if note.end > begin]
         unknown = end - begin - sum(note.end - note.begin for note in notes)
@@ -321,9 +323,10 @@ class Unflushed:
 
 
 def ranges_of(log: CommitLog, begin: int, end: int, deleted: Mapping[str, int] = NOTHING) -> Ranges | None:
-    """Return the queue entries of the messages in [begin, end) of the log; None if the log is damaged.
+    """Return the queue entries of the messages in [begin, end) of the log. Return None if the log is damaged.
 
-    Our messages enter only the queue that they name (see `entering`). deleted: see `Topics.deletions`.
+    A message of this project is only in the queue that its record names (see `entering`). deleted: see
+    `Topics.deletions`.
     """
     found: Ranges = {}
     chunks = walk(log, begin, until=end, check_crc=False)

@@ -65,7 +65,7 @@ def _failure(path: Path, error: OSError) -> FlushFailed:
 
 
 class SegmentFile:
-    """One open segment. Garbage collection closes it, so no reader loses it during a read."""
+    """One open segment. It is closed when the last reference to it is dropped, so no reader loses it during a read."""
 
     def __init__(self, path: Path, size: int, *, writable: bool) -> None:
         self.path = path
@@ -79,7 +79,7 @@ class SegmentFile:
         self._check_length()
 
     def read(self, position: int, length: int) -> bytes:
-        """Return fewer bytes at the file's end. Raises `CorruptSegment` if the file was truncated."""
+        """Read bytes, fewer at the file's end. Raises `CorruptSegment` if the file was truncated."""
         try:
             data = os.pread(self._file.fd, length, position)
         except OSError as error:
@@ -109,7 +109,7 @@ class SegmentFile:
 
     @property
     def mapped(self) -> Bytes:
-        """The whole file, shape (size,). Touch published bytes only. Raises `CorruptSegment`."""
+        """The whole file, shape (size,). Only published bytes may be accessed. Raises `CorruptSegment`."""
         self._check_length()  # touching a page after the file's end kills the process
         return self._mapping
 
@@ -117,7 +117,9 @@ class SegmentFile:
         sync(self._file.fd, self.path)
 
     def pages(self) -> Iterator[tuple[int, bytes]]:
-        """Yield position and data of each page outside holes: a larger piece could fill a hole."""
+        """Yield position and data of each page outside holes. Writing larger pieces elsewhere would fill the holes
+        between.
+        """
         position = self.next_data(0)
         while position < self.size:
             data = self.read(position, _PAGE - position % _PAGE)
@@ -125,12 +127,14 @@ class SegmentFile:
             position = self.next_data(position + len(data))
 
     def has_any(self, begin: int) -> bool:
-        """Whether a page after `begin` is not a hole, or the rest of its own page is not zero."""
+        """Return whether there is data after `begin`: a later page that is not a hole, or a byte of its own page that
+        is not zero.
+        """
         rest = -begin % _PAGE
         return self.next_data(begin + rest) < self.size or any(self.read(begin, rest))
 
     def zero(self, begin: int, end: int) -> None:
-        """Zero without filling holes."""
+        """Zero a range, and leave its holes, so that no disk space is allocated."""
         zeros = memoryview(bytes(_PAGE))
         position = self.next_data(begin)
         while position < end:
@@ -140,7 +144,7 @@ class SegmentFile:
             position = self.next_data(position + length)
 
     def first_not_zero(self, begin: int, end: int) -> int | None:
-        """Return None if all bytes are zero."""
+        """Return the position of the first byte that is not zero, None if all are."""
         position, block = self.next_data(begin), _PAGE  # usually a hole begins with the next page
         while position < end:
             data = np.frombuffer(self.read(position, min(block - position % block, end - position)), np.uint8)
@@ -177,8 +181,8 @@ os.register_at_fork(after_in_child=_open_files.clear)
 class OpenFiles:
     """An LRU cache of at most `limit` open segments, because a process has about a thousand descriptors.
 
-    A segment that readers use closes after the last use. Thread-safe without a lock: every step is one atomic
-    dictionary operation.
+    A dropped segment that readers still use is closed after its last use. Thread-safe without a lock: every step is one
+    atomic dictionary operation.
     """
 
     def __init__(self, limit: int) -> None:
@@ -201,7 +205,7 @@ class OpenFiles:
         return file
 
     def _open(self, directory: Path, start: int, size: int, *, writable: bool) -> SegmentFile:
-        """If the process has no descriptor left, close all other segments and retry."""
+        """Open a segment. If the process has no descriptor left, close all other segments and retry."""
         try:
             return _open(directory, writable, size, start)
         except StoreUnavailable as error:

@@ -1,10 +1,10 @@
-"""Fixed-size files, named by the logical offset they start at: RocketMQ's MappedFileQueue.
+"""Fixed-size files, each named by the logical offset at which it starts: RocketMQ's MappedFileQueue.
 
 Files are created sparse, at full length, under a temporary name and then renamed, so a file always has its length.
-Readers map published log records. They use `pread` for queue entries, which may be in a hole: a page fault there
-allocates a page, and on a full memory file system that is a SIGBUS.
+Readers map published log records. For queue entries they use `pread`, because an entry may be in a hole: accessing a
+mapped hole allocates a page, and if a memory file system is full, that kills the process (SIGBUS).
 
-Retention unlinks whole files. A reader that has one open or mapped can continue; later readers get `OffsetLost`.
+Retention unlinks whole files. A reader that has a file open or mapped can continue; later readers get `OffsetLost`.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ BLOCK_BYTES = 512  # unit of st_blocks
 
 class SegmentFolder:
     def __init__(self, directory: Path, size: int | None) -> None:
-        """size: bytes of each file; None for a reader: the length of the existing files, 0 before the first one."""
+        """size: bytes of each file. None in a reader: the length of the existing files, 0 before there are any."""
         self.directory = directory
         self.size = size or 0
         self._first: tuple[int, Path] | None = None
 
     def starts(self) -> list[int]:
-        """Return the start offsets of all segments, ascending; [] without a directory.
+        """Return the start offsets of all segments, ascending; [] if the directory is missing.
 
-        Raises `CorruptSegment` for a wrong name or length. Ignores an empty last file, as RocketMQ does: a killed
+        Raises `CorruptSegment` for a wrong name or length. An empty last file is ignored, as in RocketMQ: a killed
         broker may leave one.
         """
         listed = [(name, status.st_size) for name, status in list_files(self.directory)]
@@ -52,9 +52,9 @@ class SegmentFolder:
         return status_of(self.directory) is not None
 
     def first(self) -> int:
-        """Return the start offset of the first segment, 0 without segments. Raises as `starts`.
+        """Return the start offset of the first segment, 0 if there is none. Raises as `starts`.
 
-        Retention deletes the first file first, so this lists the directory only if that is missing.
+        Retention deletes the first file first. So the directory is listed only if the last known first file is missing.
         """
         if self._first is not None:
             start, path = self._first
@@ -74,7 +74,7 @@ class SegmentFolder:
         return starts
 
     def exists(self, offset: int) -> bool:
-        """An empty file does not count (see `starts`)."""
+        """Return whether the segment of an offset has a file. An empty file does not count (see `starts`)."""
         status = status_of(self.path(self._start(offset)))
         return status is not None and status.st_size > 0
 
@@ -82,7 +82,7 @@ class SegmentFolder:
         return self.directory / segment_name(start)
 
     def delete(self, start: int) -> int:
-        """Return bytes on disk."""
+        """Delete a segment. Return its bytes on disk."""
         taken, path = self.taken(start), self.path(start)
         with system_errors(path):
             path.unlink()
@@ -127,14 +127,14 @@ class Segments(SegmentFolder):
     def __init__(
         self, root: Path, directory: str, size: int | None, *, writable: bool, files: OpenFiles | None = None
     ) -> None:
-        """size: see `SegmentFolder`. files: a cache to share with other `Segments`; default: an own one."""
+        """size: see `SegmentFolder`. files: a cache that other `Segments` share; by default, its own."""
         super().__init__(root / directory, size)
         self._root = root
         self._writable = writable
         self._files_open = files or OpenFiles(_OPEN_FILES)
 
     def starts(self) -> list[int]:
-        """Also closes files that retention deleted."""
+        """Return the start offsets as `SegmentFolder.starts`. Closes files that retention deleted."""
         first, starts = self._first, super().starts()
         if self._first != first:
             self.forget()
@@ -149,7 +149,7 @@ class Segments(SegmentFolder):
     def read(self, offset: int, length: int, *, current: bool = False) -> bytes:
         """Return bytes of one segment. Raises `OffsetLost` if its file is missing.
 
-        current: reopen by name a file that was deleted since.
+        current: if the open file was deleted, open the file that has its name now.
         """
         start = self._start(offset)
         file = self._current(start) if current else self._opened(start)
@@ -158,8 +158,8 @@ class Segments(SegmentFolder):
     def write(self, offset: int, data: bytes | memoryview, *, may_create: bool = True) -> bool:
         """Write within one segment, and create its file if it is missing.
 
-        Returns False if it created a file and wrote to its middle: earlier bytes were lost. may_create: if False, a
-        missing file raises `CorruptSegment`. Raises `StoreFull`.
+        Return False if this created a file and wrote to its middle, because then earlier bytes were lost. may_create:
+        if False, a missing file raises `CorruptSegment`. Raises `StoreFull`.
         """
         start = self._start(offset)
         try:
@@ -176,12 +176,12 @@ class Segments(SegmentFolder):
         return True
 
     def zero(self, begin: int, end: int) -> None:
-        """Zero without filling holes, so this needs no disk space."""
+        """Zero a range, and leave its holes, so this needs no disk space."""
         for start, file in self._files(begin, end):
             file.zero(max(0, begin - start), min(end - start, self.size))
 
     def write_again(self, begin: int, end: int) -> None:
-        """Replace the files of [begin, end) by synced copies; holes stay holes. Raises `StoreFull`, `FlushFailed`.
+        """Replace the files of [begin, end) by synced copies with the same holes. Raises `StoreFull`, `FlushFailed`.
 
         After a failed flush the system marks pages as clean that are not on the device. Rewriting them in place does
         not help: ext4 may then sync the bytes of a page that was a hole, but keep the hole. Files without data after
@@ -192,7 +192,7 @@ class Segments(SegmentFolder):
                 self._make(start, file.pages())
 
     def first_not_zero(self, begin: int, end: int) -> int | None:
-        """Return None if all bytes are zero."""
+        """Return the offset of the first byte that is not zero, None if all are."""
         for start, file in self._files(begin, end):
             position = file.first_not_zero(max(0, begin - start), min(end - start, self.size))
             if position is not None:
@@ -200,11 +200,11 @@ class Segments(SegmentFolder):
         return None
 
     def forget(self) -> None:
-        """The next access opens the files by name."""
+        """Close the files of this directory. The next access opens them by name."""
         self._files_open.forget(self.directory)
 
     def close_deleted(self) -> None:
-        """An open file keeps its disk space."""
+        """Close deleted files, because an open file keeps its disk space."""
         self._files_open.close_deleted()
 
     def flush(self, begin: int, end: int) -> None:
@@ -213,7 +213,7 @@ class Segments(SegmentFolder):
             file.flush()
 
     def flush_names(self) -> None:
-        """A process may have died after it created a file. Raises `FlushFailed`."""
+        """Sync the names of files, because a process may have died after it created one. Raises `FlushFailed`."""
         with suppress(FileNotFoundError):
             sync_names(self.directory)
 
@@ -221,7 +221,7 @@ class Segments(SegmentFolder):
         return self._files_open.get(self.directory, start, self.size, writable=self._writable)
 
     def _current(self, start: int) -> SegmentFile:
-        """Reopen the segment if another process recreated its file."""
+        """Return an open segment. If its file was deleted, open the file that has its name now."""
         file = Segments._opened(self, start)  # not a subclass's override, which may check `is_deleted` itself
         if not file.is_deleted:
             return file
@@ -237,7 +237,9 @@ class Segments(SegmentFolder):
                 yield start, self._current(start)
 
     def _make(self, start: int, pieces: Iterable[tuple[int, bytes | memoryview]]) -> None:
-        """Create a segment with all `pieces` atomically: RocketMQ counts one entry in an empty last queue file."""
+        """Create a segment with all `pieces` atomically, because RocketMQ counts one entry in an empty last
+        queue file.
+        """
         if not self._writable:
             raise ReadOnlyStore(f"{self.directory}: the store is open with read_only=True")
         temporary = self._root / PREALLOCATE_FILE

@@ -34,14 +34,15 @@ _LOG_OFFSET, _QUEUE_ENDS = "logOffset", "queueEnds"
 class Tombstone(NamedTuple):
     """The permanent record of a topic's deletion.
 
-    at: log offset of its last deletion. ends: by queue id, the queue offset after the last message before that.
+    at: log offset of its last deletion. ends: for each queue, the queue offset after the last message before the
+    deletion.
     """
 
     at: int
     ends: tuple[int, ...] = ()
 
     def joined(self, other: Tombstone) -> Tombstone:
-        """other: the tombstone of a later deletion."""
+        """Return one tombstone for this deletion and a later one, `other`."""
         return Tombstone(other.at, tuple(map(max, zip_longest(self.ends, other.ends, fillvalue=0))))
 
 
@@ -63,9 +64,9 @@ class TopicTable:
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """Number of queues by topic, sorted by topic, without batch queues.
+        """The number of queues of each topic, sorted by topic, without batch queues.
 
-        Includes topics with only a ConsumeQueue folder.
+        Includes topics that only have a ConsumeQueue folder.
         """
         counts = dict(self.listed)
         for topic, queue_ids in self.on_disk.items():
@@ -74,7 +75,7 @@ class TopicTable:
 
     @cached_property
     def on_disk(self) -> dict[str, list[int]]:
-        """Topic to the sorted queue ids that have a ConsumeQueue folder, without deleted topics.
+        """The sorted queue ids that have a ConsumeQueue folder, by topic, without deleted topics.
 
         Ignores other names, as RocketMQ does. Warns of a queue id that would give the topic millions of queues.
         """
@@ -89,17 +90,17 @@ class TopicTable:
     def deleted(self) -> set[str]:
         """Topics that were deleted and not recreated.
 
-        A recreated topic is in the table. Exception: a system topic needs no entry, so it counts as deleted only until
+        A recreated topic is in the table again. A system topic needs no entry there, so it counts as deleted only until
         its old folder is removed.
         """
         unlisted = self.tombstones.keys() - self.listed.keys() - self.batches
         return {topic for topic in unlisted if not needs_no_entry(topic) or (self._root / DELETED_DIR / topic).exists()}
 
     def is_there(self, topic: str, at: int) -> bool:
-        """Whether the topic of the record at a log offset still exists: the log keeps records of deleted topics.
+        """Return whether a record's topic exists, and was not deleted after the record's log offset `at`.
 
-        A topic exists if it is in the table or has a queue's folder; if the table is empty, every topic exists. Records
-        before the last deletion of a topic do not count.
+        The log keeps records of deleted topics. A topic exists if it is in the table or has a queue's folder. If the
+        table is empty, every topic exists.
         """
         is_listed = topic in self.listed or topic in self.batches or not (self.listed or self.batches)
         is_known = is_listed or bool(self.on_disk.get(topic)) or needs_no_entry(topic)
@@ -111,7 +112,7 @@ def has_queues(root: Path, topic: str) -> bool:
 
 
 def tombstones_in(path: Path, content: dict[str, Any]) -> dict[str, Tombstone]:
-    """Raises `CorruptStore` for damaged tombstones."""
+    """Return the tombstones in the content of the file. Raises `CorruptStore` if they are damaged."""
     found = content.get(_DELETED) or {}
     if not isinstance(found, dict):
         raise CorruptStore(f"{path}: {_DELETED} is no object; correct the file, or restore it from a copy")
@@ -159,7 +160,7 @@ def _crc(deleted: dict[str, Any]) -> int:
 
 
 def folders_in(path: Path) -> list[str]:
-    """Return sorted names; [] if `path` is missing: a broker may have deleted the topic."""
+    """Return the sorted names of folders, [] if `path` is missing, because a broker may have deleted the topic."""
     with system_errors(path), suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
         return sorted(entry.name for entry in entries if entry.is_dir())
     return []

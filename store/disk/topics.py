@@ -36,7 +36,7 @@ class Topics:
         return TopicTable(self._root)
 
     def queue_count(self, topic: str) -> int:
-        """Return 0 for an unknown topic. Reads the files only if they changed."""
+        """Return a topic's number of queues, 0 if it is unknown. Reads the files only if they changed."""
         return self._seen_table(topic).counts.get(topic, 0)
 
     def _seen_table(self, topic: str | None = None) -> TopicTable:
@@ -55,7 +55,9 @@ class Topics:
         return found
 
     def deletions(self) -> dict[str, int]:
-        """Return the log offset of each topic's last deletion; earlier records are deleted even if it is recreated."""
+        """Return the log offset of each topic's last deletion. Earlier records are deleted even if the topic was
+        recreated.
+        """
         return {topic: tombstone.at for topic, tombstone in self._seen_table().tombstones.items()}
 
     def begin(self, topic: str, queue_id: int) -> int:
@@ -64,7 +66,7 @@ class Topics:
         return 0 if tombstone is None or queue_id >= len(tombstone.ends) else tombstone.ends[queue_id]
 
     def must_not_be_deleted(self, topic: str, queue_id: int = 0) -> None:
-        """Raises `UnknownTopic` if a topic was deleted, or recreated without this queue. As cheap as `queue_count`."""
+        """Raise `UnknownTopic` if a topic was deleted, or recreated without this queue. As cheap as `queue_count`."""
         seen = self._seen_table(topic)
         if seen.counts.get(topic, 0) <= queue_id and topic in seen.tombstones:
             what = f"queue {queue_id} of topic {topic!r}" if seen.counts.get(topic) else f"topic {topic!r}"
@@ -103,7 +105,7 @@ class Topics:
         return self.table().counts
 
     def create(self, topic: str, queues: int) -> int:
-        """Create a topic, or add queues to one; return its number of queues.
+        """Create a topic, or add queues to it. Return its number of queues.
 
         Raises `InvalidTopic` for a bad name or for fewer queues than it has, which would hide messages;
         `InvalidArgument` for more than 65,536.
@@ -146,7 +148,7 @@ class Topics:
         write_tombstones(self._path, content, tombstones)
 
     def deleted_up_to(self, end: int) -> list[str]:
-        """Lower tombstones that are after the log's end `end` to it; return their topics."""
+        """Lower tombstones that are after the log's end `end` to `end`. Return their topics."""
         content = read_json(self._path)
         tombstones = tombstones_in(self._path, content)
         behind = sorted(name for name, tombstone in tombstones.items() if tombstone.at > end)

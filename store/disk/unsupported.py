@@ -33,7 +33,7 @@ _MAPPINGS = "topicQueueMappingInfoMap"
 
 
 class UnsupportedWarning(UserWarning):
-    """Some topics are read otherwise than RocketMQ's own consumer reads them."""
+    """Some topics are read differently from RocketMQ's own consumer."""
 
 
 class DirectoryKind(NamedTuple):
@@ -111,7 +111,7 @@ KINDS = (
 
 
 def refuse_kinds(root: Path, *, writing: bool) -> None:
-    """Raises `UnsupportedStore` if the directory cannot be read, or with `writing`, cannot be written."""
+    """Raise `UnsupportedStore` if the directory cannot be read or, with `writing`, cannot be written."""
     with system_errors(root):
         if not root.is_dir():
             return
@@ -127,7 +127,7 @@ def refuse_kinds(root: Path, *, writing: bool) -> None:
 
 
 def warn_of_topics(root: Path) -> None:
-    """Warn of topics that RocketMQ's consumer reads otherwise. Raises `CorruptStore`."""
+    """Warn of topics that are read differently from RocketMQ's consumer. Raises `CorruptStore`."""
     topics = read_table(root / TOPICS_FILE, _TABLE)
     _warn(root, batch_topics(topics), "batch queues (queue.type=BatchCQ), which are not read: left out")
     compacted = _with_attribute(topics, TOPIC_CLEANUP_POLICY, COMPACTION_POLICY)

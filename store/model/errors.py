@@ -290,7 +290,9 @@ _REMEDIES = {
 
 
 class system_errors:  # noqa: N801
-    """An `OSError` in the block becomes a `StoreFull` or `StoreUnavailable` that names its path, or else `where`."""
+    """A context in which an `OSError` becomes a `StoreFull` or `StoreUnavailable`. The error names its path, or
+    `where`.
+    """
 
     __slots__ = ("_where",)
 
@@ -306,7 +308,7 @@ class system_errors:  # noqa: N801
 
 
 def raise_translated(where: object, error: OSError) -> None:
-    """Raise the `StoreError` for an OS error that the machine causes; return for any other error."""
+    """Raise the `StoreError` for an OS error that the machine causes. Return if it is any other error."""
     if isinstance(error, StoreError):
         return
     path = error.filename if isinstance(error.filename, (str, bytes)) else where

@@ -16,7 +16,7 @@ _MAX_SECONDS = 253_402_300_799  # year 9999
 
 
 def integer(name: str, value: SupportsIndex, minimum: int = -LONG_MAX - 1, maximum: int = LONG_MAX) -> int:
-    """Raises `InvalidArgument` for a bool, a float, a text, or a number out of bounds."""
+    """Return an integer. Raises `InvalidArgument` for a bool, a float, a text, or a number out of bounds."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -29,7 +29,7 @@ def integer(name: str, value: SupportsIndex, minimum: int = -LONG_MAX - 1, maxim
 
 
 def seconds(name: str, value: float) -> float:
-    """Return a time or a time span. Raises `InvalidArgument` for no number, or beyond the year 9999."""
+    """Return a time or a time span. Raises `InvalidArgument` if it is no number, or after the year 9999."""
     try:
         number = math.nan if isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -40,7 +40,7 @@ def seconds(name: str, value: float) -> float:
 
 
 def span(name: str, value: float) -> float:
-    """Return a time span in seconds. Raises as `seconds`, and below 0."""
+    """Return a time span in seconds. Raises as `seconds`, and for a negative number."""
     number = seconds(name, value)
     if number < 0:
         raise InvalidArgument(f"{name}={value}: give seconds, 0 or more")
@@ -48,7 +48,7 @@ def span(name: str, value: float) -> float:
 
 
 def iso_time(milliseconds: int) -> str:
-    """In the form 2026-01-31T12:00:00.000Z."""
+    """Return a time in the form 2026-01-31T12:00:00.000Z."""
     try:
         moment = datetime.fromtimestamp(milliseconds / 1000, UTC)
     except (ValueError, OverflowError, OSError):  # beyond the year 9999
@@ -62,13 +62,13 @@ def counted(number: int, noun: str) -> str:
 
 
 def text(name: str, value: object) -> str:
-    """Raises `InvalidArgument` if `value` is no text."""
+    """Return a text. Raises `InvalidArgument` if `value` is none."""
     if not isinstance(value, str):
         raise InvalidArgument(f"{name}={value!r:.40}: a {type(value).__name__}; give a text")
     return value
 
 
 def one_of(name: str, value: object, choices: Collection[object]) -> None:
-    """Raises `InvalidArgument` for a value that is not in `choices`."""
+    """Raise `InvalidArgument` for a value that is not in `choices`."""
     if value not in choices:
         raise InvalidArgument(f"{name}={value!r:.40}: give one of {', '.join(map(repr, choices))}")

@@ -1,6 +1,6 @@
-"""The types that readers, writers and consumers of a log use: a directory, a cluster or an archive.
+"""The types that readers, writers and consumers of a log use, whether it is a directory, a cluster or an archive.
 
-If a log does not support an operation, its result says so; see each method.
+If a log does not support an operation, its result shows that; see each method.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Queue:
 
     @property
     def name(self) -> str:
-        """ "0", or "broker-a:0" in a cluster."""
+        """The queue's name in its topic: "0", or "broker-a:0" in a cluster."""
         return f"{self.broker}:{self.queue_id}" if self.broker else str(self.queue_id)
 
     def __str__(self) -> str:
@@ -71,7 +71,7 @@ class Bounds(NamedTuple):
     max_offset: int
 
     def unread(self, offset: int | None) -> int:
-        """Return the lag of a group with this committed offset; None: it has committed none."""
+        """Return the lag of a group. offset: its committed offset, None if it has none."""
         return max(0, self.max_offset - max(offset or 0, self.min_offset))
 
 
@@ -88,7 +88,10 @@ class MissingBroker(NamedTuple):
 
 
 class LogLook(NamedTuple):
-    """bounds: of queues on brokers that answered. missing: the other brokers, by name."""
+    """The bounds of queues, as far as brokers answer.
+
+    bounds: of queues on brokers that answered. missing: the other brokers, by name.
+    """
 
     bounds: dict[Queue, Bounds]
     missing: dict[str, MissingBroker]
@@ -117,11 +120,11 @@ class MessageFilter(Protocol):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What `match_batch` reads, never bodies; none if all messages match."""
+        """The columns that `match_batch` reads, never bodies. Empty if all messages match."""
 
     @property
     def tags_codes(self) -> frozenset[int] | None:
-        """The tags codes (Java hashes) of matching messages; None if unknown."""
+        """The tags codes (Java hashes) that matching messages can have, None if they can have any."""
 
     def match_codes(self, tags_codes: Int64s) -> Bools:
         """Return whether an entry with each tags code may match, in the shape of `tags_codes`."""
@@ -138,11 +141,11 @@ class ReadSpec:
     """The options of a read.
 
     columns: names of `store.COLUMNS`, in the order of the batches. check_crc: compare bodies with their checksums.
-    max_rows, max_bytes: limits of one batch, which has at least one row; bytes of records, and of decompressed bodies.
-    max_body_bytes: limit of one decompressed body, None for the log's own.
-    unreadable: how to treat a body that does not decompress or exceeds the limit. "error" raises `UnreadableBody` after
-    the messages before it; "null" reads it as null; "raw" returns the stored bytes and keeps the compression bit of
-    `sysFlag`. With "null" and "raw", column `bodyError` has the reason.
+    max_rows, max_bytes: limits of one batch, which has at least one row. The bytes are those of records, and of
+    decompressed bodies. max_body_bytes: limit of one decompressed body, None for the log's own limit. unreadable: how
+    to treat a body that does not decompress or exceeds the limit. "error" raises `UnreadableBody` after the messages
+    before it; "null" reads it as null; "raw" returns the stored bytes and keeps the compression bit of `sysFlag`. With
+    "null" and "raw", column `bodyError` has the reason.
     """
 
     columns: tuple[str, ...]
@@ -158,14 +161,17 @@ class Held(Protocol):
     """Queues that are held until a deadline: an iterator over ranges, for one thread.
 
     A range has the messages after a position, at least one of which may match. An empty range at another offset tells
-    the reader to continue there. None means that no message arrived for a while, or that another thread called `wake`.
+    the reader to continue at that offset. None means that no message arrived for a while, or that another thread called
+    `wake`.
 
-    A queue is no longer held after it gave a range, until `again` holds it. After the deadline the iterator ends.
-    However late, each queue with messages after its begin first gives one range, unless its broker is missing.
+    A queue that gave a range is not held any more, until `again` is called for it.
+
+    The iterator ends after the deadline. Before it ends, each queue with messages after its begin gives one range, even
+    if the deadline is already over, unless its broker is missing.
     """
 
     def again(self, queue: Queue, position: int) -> None:
-        """Hold a queue, which may be new, from `position` on."""
+        """Hold a queue from `position` on. It may be a queue that was not held before."""
 
     def wake(self) -> None:
         """Make the iterator give None at its current or next step. Thread-safe."""
@@ -173,7 +179,7 @@ class Held(Protocol):
     def __iter__(self) -> Iterator[QueueRange | None]: ...
 
     def __next__(self) -> QueueRange | None:
-        """Return an empty range for a deleted queue, whose reader then raises an error.
+        """Return the next range. For a deleted queue it is empty, and its reader then raises an error.
 
         Raises `UnknownTopic` if the whole topic was deleted, and `StoreNotOpen` if the log was closed concurrently.
         """
@@ -193,7 +199,7 @@ class Log(Protocol):
         """Whether `physicalOffset` orders messages of different queues by their appends."""
 
     def topics(self, wanted: NameFilter | None = None, oldest: float = 0.0) -> Mapping[str, tuple[Queue, ...]]:
-        """Return the topics and their queues, in order, up to `oldest` seconds old.
+        """Return the topics and their queues, in order, as they were at most `oldest` seconds ago.
 
         wanted: selects topics by name.
         """
@@ -207,7 +213,7 @@ class Log(Protocol):
     def look(self, queues: Iterable[Queue]) -> LogLook:
         """Return the bounds of the queues on brokers that answer, without waiting for other brokers.
 
-        `missing` also has the expected brokers that no name server lists, whatever the queues. Their queues are not
+        `missing` has all expected brokers that no name server lists, even those of other queues. Their queues are not
         among `topics`.
         """
 
@@ -218,9 +224,10 @@ class Log(Protocol):
         """
 
     def with_keys(self, ranges: Iterable[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
-        """Return the pieces that can have messages with one of `keys` among their keys, or as `msgId`, in order.
+        """Return the pieces of the ranges that can have messages with one of `keys` among their keys, or as `msgId`, in
+        order.
 
-        Reads no messages. Returns `ranges` if this log has no usable index.
+        Reads no messages. Returns `ranges` unchanged if this log has no usable index.
         """
 
     def committed(self, group: str, queues: Iterable[Queue]) -> Positions:
@@ -233,20 +240,23 @@ class Log(Protocol):
         """Commit offsets of a consumer group. Raises `InvalidGroup`, `UnknownTopic`, `StoreUnavailable`."""
 
     def sizes(self, wanted: QueueRange) -> Int64s | None:
-        """Return record sizes (bytes), shape (wanted.length,), 0 for deleted messages; None if unknown."""
+        """Return record sizes (bytes), shape (wanted.length,), with 0 for deleted messages. Return None if they are
+        unknown.
+        """
 
     def fingerprints(self, positions: Positions) -> Fingerprints:
         """Identify the message before each position.
 
         A queue is absent if that message is deleted or damaged, if the queue begins at the position, ends before it or
-        was deleted, or if this log does not know.
+        was deleted, or if this log has no fingerprints.
         """
 
     def replaced(self, positions: Positions, last: Fingerprints) -> list[Queue]:
         """Return the queues in which the message before the position does not have the fingerprint in `last`.
 
-        Checks queues in both mappings. Includes queues that end before the position, if this log knows that they were
-        longer. Excludes missing queues, queues in which that message is deleted, and queues unknown to this log.
+        Only queues in both mappings are checked. A queue that ends before the position is returned if this log knows
+        that it was longer. Missing queues, queues in which that message is deleted, and queues unknown to this log are
+        not returned.
         """
 
     def scan(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
@@ -256,7 +266,7 @@ class Log(Protocol):
         """
 
     def wait(self, seen: Positions, timeout: float) -> None:
-        """Sleep until the `max_offset` of a queue differs from `seen`, at most `timeout` seconds.
+        """Wait until the `max_offset` of a queue differs from `seen`, at most `timeout` seconds.
 
         May return early.
         """
@@ -290,11 +300,11 @@ class LogAppend(Protocol):
         """
 
     def publish(self, *, flush: bool = False, unless: Callable[[], bool] | None = None) -> Any:
-        """Append and publish the added messages; return an `AppendResult`.
+        """Append and publish the added messages. Return an `AppendResult`.
 
         Raises as `put`; nothing is published then. flush: sync before publishing, so that after a crash the log has all
-        of the messages or none. unless: called while no other writer can append; if it returns true, this appends
-        nothing and returns None.
+        of the messages or none. unless: called while no other writer can append; if it returns true, nothing is
+        appended, and the result is None.
         """
 
     def abandon(self) -> None:
@@ -303,7 +313,7 @@ class LogAppend(Protocol):
 
 class LogWriter(Log, Protocol):
     def create_topic(self, topic: str, queues: int) -> int:
-        """Create a topic, or add queues to one; return its number of queues. Raises `InvalidTopic`, `StoreFull`."""
+        """Create a topic, or add queues to it. Return its number of queues. Raises `InvalidTopic`, `StoreFull`."""
 
     def begin(self) -> LogAppend:
         """Begin an atomic append of tables to any topics."""
@@ -316,7 +326,7 @@ class LogWriter(Log, Protocol):
 
 @runtime_checkable
 class LogAddress(Protocol):
-    """From which any process can open a log. Frozen, hashable, picklable; errors show its `str`."""
+    """The place of a log, from which any process can open it. Frozen, hashable, picklable; errors show its `str`."""
 
     @property
     def directory(self) -> str | None:
@@ -326,4 +336,4 @@ class LogAddress(Protocol):
         """Raises `StoreError`."""
 
     def open_writer(self) -> LogWriter:
-        """Raises `StoreError`, such as `ReadOnlyStore` for a read-only kind of log."""
+        """Open the log for writing. Raises `StoreError`, such as `ReadOnlyStore` for a log that can only be read."""

@@ -20,7 +20,7 @@ from store.objects.urls import local_path, must_be_plain
 class LocalObjects:
     """`Objects` in a directory.
 
-    Files are not memory-mapped: an I/O error on a mapped page, as on a network file system, kills the process.
+    Files are not memory-mapped, because an I/O error on a mapped page, as on a network file system, kills the process.
     """
 
     ahead = 0  # the system prefetches
@@ -107,7 +107,10 @@ class LocalObjects:
             yield self._root / path
 
     def _make_folder_of(self, path: str) -> None:
-        """Always sync the root's parent: the process that created the root may have died before its own sync."""
+        """Create the folder of an object, durably.
+
+        The root's parent is always synced: the process that created the root may have died before its own sync.
+        """
         above = (self._root / path).parents
         if above[0].is_dir():
             return
@@ -118,7 +121,7 @@ class LocalObjects:
 
 
 class ByteReader(Protocol):
-    """url: for error messages. ahead: number of reads to send in advance."""
+    """Reads bytes of objects. url: for error messages. ahead: how many reads a caller should send in advance."""
 
     url: str
     ahead: int
@@ -155,7 +158,7 @@ class Objects(ByteReader, Protocol):
         """Create or replace an object, durably. Readers see the old content or the new one."""
 
     def create(self, path: str, data: bytes) -> bool:
-        """Create an object durably unless it exists; return whether this call did."""
+        """Create an object durably, unless it exists. Return whether this call created it."""
 
     def delete(self, path: str) -> None:
         """Do nothing if the object is missing."""
@@ -164,17 +167,17 @@ class Objects(ByteReader, Protocol):
         """Delete a folder with its content. Do nothing if it is missing."""
 
     def writing(self, path: str) -> AbstractContextManager[Path]:
-        """Yield an empty local file, which becomes the object if the context ends without an error.
+        """Yield an empty local file, which becomes the object if the context exits without an error.
 
         The object may not be durable. In a directory, readers see the incomplete file.
         """
 
     def reading(self, path: str) -> AbstractContextManager[Path]:
-        """Yield a local copy, valid in the context. Raises `FileNotFoundError`."""
+        """Yield a local copy of an object. It can be read until the context exits. Raises `FileNotFoundError`."""
 
 
 def objects_at(url: str, options: Mapping[str, Any]) -> Objects:
-    """options: fsspec's storage options. Raises `ConfigError`, `ObjectsUnavailable`."""
+    """Return the objects at a URL. options: fsspec's storage options. Raises `ConfigError`, `ObjectsUnavailable`."""
     local = local_path(url)
     if local is not None:
         return LocalObjects(Path(local))
@@ -192,7 +195,8 @@ _GIVE_CREDENTIALS = "give the credentials in the environment, or as storage opti
 def translated(where: object, secrets: Sequence[str] = ()) -> Iterator[None]:
     """Turn errors into `ObjectsUnavailable`, except `FileNotFoundError`.
 
-    where: path or URL for messages. secrets: replace an error that contains one, and drop its cause.
+    where: path or URL for messages. secrets: texts that no error may show. An error that contains one is replaced,
+    without its cause.
     """
     try:
         yield
@@ -228,14 +232,14 @@ def _texts(error: BaseException | None) -> Iterator[str]:
 
 
 def is_timeout(error: BaseException) -> bool:
-    """Include lost connections. botocore's timeouts have only the name in common."""
+    """Return whether an error is a timeout or a lost connection. botocore's timeouts have only the name in common."""
     return isinstance(error, TimeoutError | ConnectionError) or (
         isinstance(error, OSError) and "Timeout" in type(error).__name__
     )
 
 
 def _regular(file: Path) -> FileIO:
-    """Raises `OSError` for a pipe or a device, which would block."""
+    """Open a file for reading. Raises `OSError` for a pipe or a device, which would block."""
     fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
     _must_be_regular(fd)
     return FileIO(fd)

@@ -48,12 +48,12 @@ def remote_at(url: str, options: Mapping[str, Any]) -> Remote:
 
 
 class Remote:
-    """`Objects` on a file system with atomic puts."""
+    """`Objects` on a file system whose puts are atomic."""
 
     ahead = 6
 
     def __init__(self, url: str, files: Any, root: str) -> None:
-        """files: fsspec's file system. root: path in it."""
+        """files: fsspec's file system. root: the path in it."""
         self.url = without_secrets(url).rstrip("/")
         self._files = files
         self._root = root
@@ -252,7 +252,9 @@ def _connected(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def _renames(files: Any) -> bool:
-    """A file system without its own rename is usually an object store, whose puts are atomic."""
+    """Return whether writes need renames. A file system without its own rename is usually an object store with atomic
+    puts.
+    """
     return not _protocols(files) & _ATOMIC and type(_innermost(files)).mv is not AbstractFileSystem.mv
 
 
@@ -268,6 +270,6 @@ def _innermost(files: Any) -> Any:
 
 
 def _modified(entry: Mapping[str, Any]) -> float:
-    """Return s since 1970; infinity if unknown, so that the object never counts as old."""
+    """Return a time in s since 1970. It is infinity if unknown, so that the object never counts as old."""
     time = next((entry[name] for name in _MODIFIED if entry.get(name) is not None), float("inf"))
     return time.timestamp() if isinstance(time, datetime) else float(time)
