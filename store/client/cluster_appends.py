@@ -22,9 +22,7 @@ _PROPERTIES = 3  # index in a `Row`
 
 
 class ClusterAppends:
-    """Appends to a cluster, with the methods of `MessageStore` that a producer uses. Each message gets property
-    `UNIQ_KEY`.
-    """
+    """Appends to a cluster, with the methods of `MessageStore` that a producer uses."""
 
     def __init__(self, address: ClusterAddress) -> None:
         """Raises `Unreachable` if no name server answers."""
@@ -39,7 +37,7 @@ class ClusterAppends:
         return MessageAppend(self._writer.begin())
 
     def with_id(self, row: Row) -> Row:
-        """Return the row with a new id. A message that is sent again keeps its id."""
+        """Return the row with a new id in property `UNIQ_KEY`. A row that has an id keeps it."""
         properties = row[_PROPERTIES]
         if PROPERTY_UNIQ_KEY in properties:
             return row
@@ -51,6 +49,8 @@ class ClusterAppends:
 
 
 class MessageAppend:
+    """An append to a cluster, with the methods of a store's `Append` that a producer uses."""
+
     def __init__(self, append: ClusterAppend) -> None:
         self._append = append
 

@@ -143,7 +143,7 @@ class Consumer(Opened):
         return self._rebalancer.assigned
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the consumer is closed, at most `timeout` seconds. Return whether it is.
+        """Wait up to `timeout` seconds until the consumer is closed. Return whether it is closed.
 
         Raises the error that ended the consumer.
         """
@@ -245,7 +245,7 @@ class Consumer(Opened):
                 self._must_not_be_forked()  # raise before waiting for a lock that may never be released
                 self._queues.done(taken, 1)
                 left -= 1
-        except StoreClosed:  # another member receives it
+        except StoreClosed:  # the consumer was closed, so another member receives the message
             if not self._is_over:
                 raise
         finally:

@@ -29,16 +29,20 @@ _MAX_RECONSUME_TIMES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class ConsumerConfig:
-    """RocketMQ's settings of a consumer, with its names, and its defaults unless noted. Times are in seconds.
+    """The settings of a consumer, with RocketMQ's names, and its defaults unless noted. Times are in seconds.
 
-    consume_thread_max: threads that call the listener. consume_message_batch_max_size: most messages in one call.
+    consume_thread_max: threads that call the listener.
+    consume_message_batch_max_size: most messages in one call.
     pull_threshold_for_queue: most unacknowledged messages of a queue in memory (RocketMQ: 1000).
-    pull_threshold_size_for_queue: most MiB of their bodies. max_reconsume_times: retries before a message becomes a
-    dead letter. -1 means 16, or unlimited for an orderly consumer. suspend_current_queue_time: delay before an orderly
-    consumer retries in place. consume_timeout: time in the listener after which a message is logged as hanging.
-    consume_timestamp: ms since 1970, for CONSUME_FROM_TIMESTAMP. await_termination_when_shutdown: how long `close`
-    waits for running calls of the listener. unreadable: what to do with a message whose body does not decompress or
-    exceeds the limit. "dead_letter" makes it a dead letter; "error" raises an error, which ends the consumer.
+    pull_threshold_size_for_queue: most MiB of their bodies.
+    max_reconsume_times: retries before a message becomes a dead letter. -1 means 16, or unlimited for an orderly
+    consumer.
+    suspend_current_queue_time: delay before an orderly consumer retries in place.
+    consume_timeout: time in the listener after which a message is logged as hanging.
+    consume_timestamp: ms since 1970, for CONSUME_FROM_TIMESTAMP.
+    await_termination_when_shutdown: how long `close` waits for running calls of the listener.
+    unreadable: what to do with a message whose body does not decompress or exceeds the size limit. "dead_letter" makes
+    it a dead letter; "error" raises an error, which ends the consumer.
     """
 
     consume_thread_max: int = 20
@@ -146,8 +150,8 @@ def call(listener: Listener, messages: Messages, group: str) -> CallResult:
 
 
 def _named(message: ReceivedMessage) -> str:
-    """Return the name of a message for the log. It has the id of the first delivery, because each retry has a
-    new one.
+    """Return the name of a message for the log. It has the id of the first delivery, because each retry gets a
+    new id.
     """
     again = f" (try {message.reconsume_times + 1})" if message.reconsume_times else ""
     return f"{first_id(message.msg_id, message.properties)} of {message.topic}{again}"
@@ -166,6 +170,8 @@ class ConsumeService(Protocol):
 
 @dataclass(frozen=True)
 class Concurrently:
+    """Sends failed messages back to the group, which delivers them again after a delay."""
+
     member: Member
     max_reconsume_times: int
     queue = ProcessQueue
@@ -236,7 +242,7 @@ def send_back(
 
 
 def set_aside(service: ConsumeService, queues: ProcessQueues, taken: TakenMessages, group: str) -> bool:
-    """Make a message with an unreadable body a dead letter. Return whether the body is unreadable."""
+    """Return whether the body of the taken message is unreadable. If so, make the message a dead letter."""
     messages = taken.handful.messages
     if messages.body_error is None:
         return False

@@ -16,9 +16,12 @@ from store.objects.urls import local_path
 
 
 def address_at(place: str, archive: str | None = None, options: str = "") -> LogAddress:
-    """Return the address of a cluster ("rocketmq://host:port"), an archive, a store, or a store with its archive.
+    """Return the address of the log at a path or URL.
 
-    archive: its URL; "" for the store alone; None for the one in the store's settings.
+    place: "rocketmq://host:port" of a cluster, the URL or path of an archive, or the path of a store.
+
+    archive: the URL of the archive to read together with the store; "" for none; None for the one in the store's
+    settings.
     options: fsspec's storage options, as JSON. Raises `ConfigError`, `InvalidArgument`.
     """
     if place.startswith(SCHEME):
@@ -26,7 +29,8 @@ def address_at(place: str, archive: str | None = None, options: str = "") -> Log
     local = local_path(place)
     if local is None:
         return ArchiveAddress(place, options)
-    # Only segments tell them apart: a store may contain an archive, and an archive a topic with the folder's name.
+    # A store is known by files in the commit log's folder. It may also contain an archive, and an archive may have a
+    # folder of this name, for a topic.
     with system_errors(local):
         is_store = any(each.is_file() for each in (Path(local) / COMMIT_LOG_DIR).glob("*"))
     if not is_store and is_archive(local):

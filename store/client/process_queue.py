@@ -14,10 +14,12 @@ _NEVER = math.inf
 
 @dataclass(eq=False, slots=True)
 class Handful:
-    """Messages that are in hand together: passed to the listener in one call, or to one thread that iterates.
+    """Messages that were handed out together: to one call of the listener, or to one thread that iterates.
 
-    since: when they were handed out, in `time.monotonic()` seconds; infinity if they are not in hand. is_logged:
-    whether they were logged as hanging.
+    since: the `time.monotonic()` at which they were handed out; infinity while they wait for a retry, and after they
+    are finished.
+    is_done: whether all of them are finished.
+    is_logged: whether a warning was logged because they were handed out too long ago.
     """
 
     messages: Messages
@@ -34,7 +36,8 @@ class Handful:
 
 
 class ProcessQueue:
-    """Hands out its messages in order of offset. They may be finished in any order.
+    """The pulled, unacknowledged messages of one queue. It hands them out in order of offset, and they may be finished
+    in any order.
 
     Not thread-safe. No method blocks or reads a clock; times are `time.monotonic()` seconds.
     """

@@ -26,11 +26,11 @@ class TakenMessages(NamedTuple):
 class ProcessQueues:
     """A consumer's queues, served round-robin. Thread-safe.
 
-    Finished messages are committed before any thread takes more of their queue.
+    Offsets of finished messages are committed before any thread takes more messages of their queue.
     """
 
     def __init__(self, commit: Callable[[Positions], None]) -> None:
-        """commit: called with the position of one queue; it must be quick."""
+        """commit: called with the new position of one queue, with the lock held, so it must be quick."""
         self._commit = commit
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -39,9 +39,9 @@ class ProcessQueues:
         self._full: set[ProcessQueue] = set()
         self._turns: deque[ProcessQueue] = deque()
         self._in_turn: set[ProcessQueue] = set()
-        self._later: list[tuple[float, int, ProcessQueue]] = []  # a heap, by the time of the next retry
+        self._later: list[tuple[float, int, ProcessQueue]] = []  # a heap, by the time of the queue's next retry
         self._numbers = count()
-        self._until = -math.inf
+        self._until = -math.inf  # see `lease`
         self._waiters: deque[Callable[[], None]] = deque()
         self._is_closed = False
         self._process = os.getpid()
@@ -65,7 +65,9 @@ class ProcessQueues:
             self._remove(queue)
 
     def forget(self, resets: Callable[[], Positions]) -> Positions:
-        """Remove the queues that `resets` returns, and do not commit their offsets after its call."""
+        """Call `resets`, and remove the queues that it returns. No offset of these queues is committed after
+        the call.
+        """
         with self._lock:
             positions = resets()
             for queue in [queue for queue in self._pull if queue.queue in positions]:
@@ -148,8 +150,8 @@ class ProcessQueues:
         return None
 
     def take_or_call(self, most: int, tell: Callable[[], None]) -> TakenMessages | None:
-        """Return messages if there are any. Otherwise return None, and call `tell` once, in any thread, when to try
-        again.
+        """Return messages if there are any. Otherwise return None, and call `tell` once when the caller should try
+        again. Any thread may call `tell`.
         """
         with self._lock:
             if self._is_closed:
@@ -184,7 +186,7 @@ class ProcessQueues:
             self._line_up(queue)
             self._wake_one()
 
-    # --- with the lock ---------------------------------------------------------------------------------
+    # --- called with the lock held ---------------------------------------------------------------------
 
     def _remove(self, queue: ProcessQueue) -> None:
         queue.stop()

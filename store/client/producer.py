@@ -58,11 +58,12 @@ class Producer(Opened):
 
         store: the path of an existing store; an open store, which the caller has to close; "rocketmq://host:port" of a
         cluster's name servers; or a `ClusterAddress`.
-        name: makes `send` idempotent. Each message then has a sequence, ascending in its topic. If it is sent again
-        after a restart, the store does not append it again. Only one open producer can have a name.
+        name: makes `send` idempotent. Each message then needs a sequence number, ascending in its topic. If a message
+        is sent again after a restart, the store does not append it again. Only one open producer can have a name.
         linger: seconds to wait for further messages before an append, unless `batch_bytes` bytes of records wait. With
         0, an append takes the messages sent during the previous append.
-        buffer_bytes: limit of the messages that wait for an append. The running append may hold as many again.
+        buffer_bytes: limit of the messages that wait for an append. The running append may have up to `buffer_bytes`
+        more.
         timeout: seconds that `send` waits for room in the buffer.
 
         Raises as `MessageStore.open`, and `InvalidArgument`. With a name, raises `InvalidGroup`, `CorruptStore`,
@@ -145,9 +146,9 @@ class Producer(Opened):
         append, of which none is published. If no future of a failed append has raised its error, `flush` or `close`
         raises it.
 
-        sequence: required by a producer with a name, and only allowed there. If the log has this sequence of the topic
-        or a higher one, nothing is appended, and the result's status is ALREADY_STORED. After a failed append, a
-        producer with a name is closed, and all later messages fail. A new producer with this name can resume after
+        sequence: required by a producer with a name, and only allowed there. If the log already has this sequence or a
+        higher one of the topic, nothing is appended, and the result's status is ALREADY_STORED. After a failed append,
+        a producer with a name is closed, and all later messages fail. A new producer with this name can resume after
         `last_sequence`.
 
         Raises `BufferFull` if there is no room within `timeout`, `UnknownTopic`, `InvalidTopic`, and `MessageRefused`.
@@ -244,8 +245,8 @@ class Producer(Opened):
         )
 
     def _check(self, topic: str) -> None:
-        """Raise an error if the topic does not exist. If it is deleted after this check, the futures raise the
-        error.
+        """Raise an error if the topic does not exist. If the topic is deleted after this check, the futures of its
+        messages raise the error.
         """
         self._store.begin().add(topic, _NO_MESSAGES)
         self._topics.add(topic)

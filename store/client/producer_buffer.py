@@ -11,7 +11,7 @@ from store.model.errors import BufferFull, InvalidArgument, StoreClosed, StoreLo
 
 
 class BufferLimits(NamedTuple):
-    """The limits of a buffer, in seconds and bytes, see `Producer`."""
+    """The limits of a buffer; see `Producer`. linger, timeout: seconds."""
 
     linger: float
     batch_bytes: int
@@ -22,7 +22,7 @@ class BufferLimits(NamedTuple):
 class Buffer:
     """Messages that wait for an append. Any thread adds messages; one thread takes them.
 
-    The last message may exceed the size limit.
+    A message is accepted while the buffer is below its size limit, so the last message may exceed the limit.
     """
 
     def __init__(self, what: str, limits: BufferLimits) -> None:
@@ -36,7 +36,7 @@ class Buffer:
         self._room = threading.Condition(self._lock)
         self._lots: dict[str, Lot] = {}
         self._bytes = 0
-        self._check_at = 0  # bytes from which `add` checks for room and wakes the taker
+        self._check_at = 0  # when `_bytes` reaches it, `add` checks for room and wakes the taker
         self._is_closed = self._is_urgent = self._is_over = False
         self._why_closed: StoreClosed | None = None
         self._last_sequences: dict[str, int] = {}  # by topic, of the taken messages
@@ -49,7 +49,7 @@ class Buffer:
         Raises `BufferFull` if there is no room within the timeout, `StoreClosed`, `StoreLocked` in a signal handler
         that interrupted `add`, and `InvalidArgument` for a sequence that does not ascend.
         """
-        with self._lock:  # in an order in which an interrupt leaves no message without its sequence
+        with self._lock:  # ordered so that an interrupt leaves no message without its sequence
             if self._is_adding:
                 raise self._locked()
             try:
@@ -80,7 +80,9 @@ class Buffer:
         return self._bytes
 
     def must_be_outside(self) -> None:
-        """Raise `StoreLocked` in a signal handler that interrupted `add`, because waiting there would never end."""
+        """Raise `StoreLocked` in a signal handler that interrupted `add`, because the handler would wait for its own
+        thread.
+        """
         if is_owned(self._work):
             raise self._locked()
 
@@ -107,7 +109,8 @@ class Buffer:
             raise self._closed()
 
     def _wait_for_room(self) -> None:
-        is_taker = threading.current_thread() is self._taker  # in a future's callback; only it makes room
+        # The taker calls the futures' callbacks, and only the taker makes room.
+        is_taker = threading.current_thread() is self._taker
         self._is_adding = False
         has_room = self._room.wait_for(
             lambda: self._is_closed or self._bytes < self._max_bytes, 0.0 if is_taker else self._timeout
@@ -145,7 +148,7 @@ class Buffer:
     def flush(self) -> None:
         """Wait until all messages added before are settled.
 
-        Raises as `must_be_outside`, and `BufferFull` in the taker's thread, which cannot wait for itself.
+        Raises `StoreLocked` as `must_be_outside`, and `BufferFull` in the taker's thread, which cannot wait for itself.
         """
         self.must_be_outside()
         with self._lock:
@@ -160,8 +163,8 @@ class Buffer:
             self._room.wait_for(lambda: self._settled >= last or self._is_over)
 
     def close(self, why: StoreClosed | None = None) -> None:
-        """Refuse further messages, and let `take` return the rest at once. why: the error that `add` raises from now
-        on.
+        """Refuse further messages, and let `take` return the buffered ones at once. why: the error that `add` then
+        raises.
         """
         with self._lock:
             self._why_closed = self._why_closed or why

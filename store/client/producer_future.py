@@ -42,9 +42,10 @@ class Failure:
 
 
 class PlacedRows(NamedTuple):
-    """The outcome of rows that were appended.
+    """Where the rows of one append are stored.
 
-    first: row of the first message in `result`. store_host: for message ids.
+    first: index in `result` of the first row.
+    store_host: IP address and port of the store, which are part of message ids.
     """
 
     result: AppendResult
@@ -57,10 +58,11 @@ ALREADY_STORED = PutResult(PutStatus.ALREADY_STORED, -1, -1, -1, "")
 
 
 class Lot:
-    """Messages of one topic that are appended together, and later their outcome.
+    """Messages of one topic that are appended together. Later it has their outcomes.
 
     fields: the fields of all messages in one flat list, because an object for each message would slow the garbage
-    collector. Empty when settled. settled: done when all outcomes are known. Only the sender settles it.
+    collector. Empty when settled.
+    settled: done when all outcomes are known. Only the `Sender` settles a lot.
     """
 
     def __init__(self, topic: str) -> None:
@@ -84,7 +86,7 @@ class Lot:
         return [some[number::WIDTH] for number in range(WIDTH)]
 
     def settle(self, end: int, outcome: Outcome) -> None:
-        """Record the outcome of the rows from the last settled one up to `end`."""
+        """Record the outcome of the rows after the last settled one, up to and without row `end`."""
         self._ends.append(end)
         self._outcomes.append(outcome)
         if end < len(self):
@@ -99,7 +101,7 @@ class Lot:
     def wait(self, timeout: float | None) -> None:
         """Wait until all outcomes are known.
 
-        Raises `TimeoutError`, and `StoreForked` in a process that was forked before that.
+        Raises `TimeoutError`, and `StoreForked` in a process that was forked before they were known.
         """
         if self.is_settled:
             return

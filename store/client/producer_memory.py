@@ -1,8 +1,8 @@
 """`Memory`: the last sequences of a named producer, so that no message is appended twice.
 
 Each append of a named producer includes a message to `PRODUCERS_TOPIC`, whose key is the producer's name and whose body
-has the highest sequence of each topic. Because retention deletes these messages, a file has the sequences, too, up to
-offset `since` of PRODUCERS_TOPIC:
+has the highest sequence of each topic. Because retention deletes these messages, a file has the sequences, too. It
+covers the messages before offset `since` of PRODUCERS_TOPIC:
 
     <store>/producers/<name>/reached.json    {"sequences": {"orders": 1041}, "since": 87, "open": true}
 
@@ -37,7 +37,7 @@ Sequences = Mapping[str, int]  # by topic
 
 
 class Memory:
-    """The sequences of an open producer, which locks its folder. Not thread-safe.
+    """The sequences of an open producer. It keeps the producer's folder locked. Not thread-safe.
 
     found: the last sequence of each topic in the log on opening.
     """
@@ -74,8 +74,8 @@ class Memory:
             raise
 
     def record(self, sequences: Sequences) -> Message:
-        """Return the message that records these sequences, for the same append. It is in queue 0, the only one that
-        `_find` reads.
+        """Return the message that records `sequences`. Add it to the append of their messages. It goes to queue 0, the
+        only queue that `_find` reads.
         """
         return Message(PRODUCERS_TOPIC, encode(dict(sequences)), keys=self._name, queue_id=0)
 
@@ -127,7 +127,7 @@ class Memory:
         since = self._store.offsets(PRODUCERS_TOPIC, 0)[1]
         self._store.flush()
         written: dict[str, int] | None = None
-        # check again, in case it wrote back a concurrently deleted topic
+        # repeat if a topic was deleted concurrently, because the file may list it again
         while written != (written := self._existing()):
             Reached(written, since, is_open).write(self._folder)
         self._persisted_at = time.monotonic()

@@ -39,6 +39,10 @@ _Part = tuple[Lot, int, int]
 
 
 class Sender(threading.Thread):
+    """The thread of a producer. It appends all buffered messages in one append, then those that were buffered during
+    it.
+    """
+
     def __init__(
         self,
         what: str,
@@ -48,13 +52,13 @@ class Sender(threading.Thread):
         *,
         owns: bool,
     ) -> None:
-        """owns: whether to close the store at the end."""
+        """memory: of a named producer. owns: whether to close the store at the end."""
         super().__init__(name="mq-producer", daemon=True)
         self.what = what
         self._store = store
         self._buffer = buffer
         self._memory = memory
-        self._fatal: Exception | None = None  # of a named producer
+        self._fatal: Exception | None = None  # the failed append that ended a named producer
         self._owns = owns
         self._failures: list[Failure] = []
         self._taken: Sequence[Lot] = ()
@@ -129,7 +133,7 @@ class Sender(threading.Thread):
                 lot.settle(len(lot), failure)
 
     def _end_if_named(self, error: Exception) -> None:
-        """Refuse later messages of a named producer after a failed append.
+        """If the producer has a name, refuse all messages after a failed append.
 
         The log records only the highest sequence, so after a later append the failed messages would count as stored.
         """
@@ -153,7 +157,7 @@ class Sender(threading.Thread):
         return failure
 
     def raise_unseen(self) -> None:
-        """Raise the first error that no future has raised. The other errors are notes of it."""
+        """Raise the first error that no future has raised, with the other such errors as notes."""
         failures, self._failures = self._failures, []
         unseen = [failure for failure in failures if not failure.is_raised]
         if unseen:

@@ -28,8 +28,10 @@ _logger = logging.getLogger("store")
 
 @runtime_checkable
 class ReadsFew(Protocol):
+    """A log that can also read a few messages one by one, which is faster than `scan`."""
+
     def few(self, wanted: QueueRange) -> Sequence[StoredMessage] | None:
-        """Return all messages of a published range, None if they are too many for this method: then use `scan`."""
+        """Return all messages of a published range; None if there are so many that `scan` is faster."""
 
 
 class PullFigures(NamedTuple):
@@ -67,7 +69,7 @@ class Puller:
         self._figures = figures
         self._asked: SimpleQueue[ProcessQueue | None] = SimpleQueue()
         self._held: Held | None = None
-        self._waiting: dict[Queue, ProcessQueue] = {}  # by held request
+        self._waiting: dict[Queue, ProcessQueue] = {}  # the queues for which a request is held
 
     def pull(self, queue: ProcessQueue) -> None:
         """Pull a queue until it is full or stopped."""
@@ -136,7 +138,7 @@ class Puller:
     def _fill(self, queue: ProcessQueue, end: int) -> bool:
         if not self._filter.columns:  # all messages match
             end = min(end, queue.pulled + max(1, queue.room))
-        elif self._filter.tags_codes is None:  # it reads each message; leave time for other queues and a commit
+        elif self._filter.tags_codes is None:  # the filter reads each message, so pause for other queues and a commit
             end = min(end, queue.pulled + _MOST_SCANNED)
         try:
             for columns in self._read(QueueRange(queue.queue, queue.pulled, end)):
@@ -175,7 +177,7 @@ class Puller:
             )  # fmt: skip
             return self._queues.passed(queue, bounds.min_offset)
         if isinstance(error, OffsetLost):
-            if queue.lost_at == queue.pulled:  # so not a concurrent deletion
+            if queue.lost_at == queue.pulled:  # the second failure here, so not a concurrent deletion
                 raise error
             queue.lost_at = queue.pulled
         return True

@@ -32,7 +32,8 @@ _logger = logging.getLogger("store")
 class Leaving(NamedTuple):
     """A queue that is released, or restarted at `again_at`, as soon as it has no messages in hand.
 
-    since: when it was stopped, `time.monotonic()` seconds.
+    since: the `time.monotonic()` at which it was stopped.
+    again_at: queue offset, or None to release the queue.
     """
 
     queue: ProcessQueue
@@ -60,7 +61,7 @@ class Rebalancer:
         self._config = config
         self._mine: dict[Queue, ProcessQueue] = {}
         self._leaving: dict[Queue, Leaving] = {}
-        self._were_missing: set[str] = set()  # missing once, so read from the start
+        self._were_missing: set[str] = set()  # topics that did not exist at first, so read from their start
         self._renewed = -math.inf
         self._persisted = time.monotonic()
 

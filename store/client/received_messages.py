@@ -27,8 +27,8 @@ from store.format.properties import dicts
 from store.format.stored_message import StoredMessage, host_of, offset_msg_id
 from store.model.log_protocol import Int64s, Queue
 
-# The columns to pull. Tags, keys and ids come from the properties: for a single message, extracting each of their
-# columns takes as long as copying all of these.
+# The columns to pull. Tags, keys and ids are taken from the properties, because for a single message each of their
+# columns would take as long to extract as all columns below to copy.
 COLUMNS = (
     "queueOffset",
     "body",
@@ -83,13 +83,16 @@ class Columns:
         return pieces
 
     def tried(self) -> Columns:
+        """Return a copy whose messages have failed once more."""
         again = Columns(self._queue, self._batch, self.tries + 1)
         again.body_error = self.body_error
         return again
 
     @property
     def stored_at(self) -> Floats:
-        """Return the store times, float64 ms since the epoch. An invalid time gives an arbitrary number."""
+        """Return the store times as float64 ms since the epoch, shape (n,). An invalid time gives an arbitrary
+        number.
+        """
         times: Floats = numbers(self._batch["storeTimestamp"].view(pa.int64()).fill_null(0)) / 1000
         return times
 
@@ -193,7 +196,7 @@ class Columns:
 
 
 class FewColumns(Columns):
-    """Columns of messages that were read one by one, which is faster if they are few."""
+    """Columns over a few messages that were read one by one, because building a record batch would take longer."""
 
     def __init__(self, queue: Queue, messages: Sequence[StoredMessage], tries: int = 0) -> None:
         self._queue = queue
@@ -238,6 +241,8 @@ def _offset_id(host: str, physical_offset: int) -> str:
 
 
 class _Field(Generic[_Value]):
+    """An attribute of `ReceivedMessage`: the item for its row in the list of the same name in `Columns`."""
+
     def __init__(self, meaning: str) -> None:
         self.__doc__ = meaning
 
@@ -287,7 +292,7 @@ class ReceivedMessage:
     def stored(self) -> StoredMessage:
         """Return a copy to keep, compare or pickle.
 
-        An unreadable body stays as it is stored, and property `BODY_ERROR` has the reason.
+        The copy of an unreadable body is the stored bytes, and property `BODY_ERROR` has the reason.
         """
         stored = StoredMessage(*(getattr(self, name) for name in _FIELDS))
         error = self._columns.body_error
@@ -306,6 +311,8 @@ _FIELDS = StoredMessage._fields
 
 
 class Messages(Sequence[ReceivedMessage]):
+    """Rows [start, stop) of `Columns` as a sequence of messages, each created on access."""
+
     __slots__ = ("_columns", "_start", "_stop")
 
     def __init__(self, columns: Columns, start: int, stop: int) -> None:

@@ -60,7 +60,7 @@ def reply(request: RequestMessage, body: bytes | str) -> Message:
 
 
 class Replies:
-    """Receives a producer's replies, from the current end of the topic of replies."""
+    """Receives the replies to a producer's requests. A thread reads the topic of replies, from its end at the start."""
 
     def __init__(self, store: MessageStore, what: str) -> None:
         """Start to receive. Create the topic of replies if it is missing."""
@@ -86,7 +86,7 @@ class Replies:
         return isinstance(self._error, UnknownTopic) or not self._topics.queue_count(self._topic)
 
     def expect(self, timeout: float) -> tuple[dict[str, str], Future[StoredMessage]]:
-        """Return the properties and the future of a new request.
+        """Return the properties of a new request, and the future of its reply. timeout: seconds.
 
         The caller has to call `forget` when it stops waiting for the reply.
         """

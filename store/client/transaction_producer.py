@@ -71,12 +71,13 @@ class TransactionProducer(Opened):
     ) -> None:
         """Join a producer group.
 
-        store: the path of an existing store, or a store that is open for writing, which the caller has to close. check:
-        returns the outcome of an open transaction. A separate thread calls it with the message as it would be
-        committed. The message's `msg_id` is the transaction id that `execute` got. If `check` raises an error, it is
-        logged, and the outcome is UNKNOWN. check_interval: seconds between two checks. immunity: seconds after its
-        start in which a transaction is not checked. max_checks: after this number of checks, the message of a
-        transaction goes to TRANS_CHECK_MAX_TIME_TOPIC.
+        store: the path of an existing store, or a store that is open for writing, which the caller has to close.
+        check: returns the outcome of an open transaction. A separate thread calls it with the message as it would be
+        committed. The message's `msg_id` is the transaction id that `execute` got. If `check` raises an error, the
+        thread logs it, and the outcome is UNKNOWN.
+        check_interval: seconds between two checks.
+        immunity: seconds after its start in which a transaction is not checked.
+        max_checks: after this number of checks, the message of a transaction goes to TRANS_CHECK_MAX_TIME_TOPIC.
 
         Raises as `MessageStore.open`, `InvalidGroup`, `InvalidArgument`.
         """
@@ -102,7 +103,7 @@ class TransactionProducer(Opened):
         self._checker.start()
 
     def send(self, message: Message, execute: Execute) -> TransactionResult:
-        """Store a message invisibly, call `execute`, and commit or roll back as it returns.
+        """Store a message that readers do not see, call `execute`, and commit or roll back as `execute` returns.
 
         `execute` gets the transaction's id. It should store the id atomically with its own work, so that `check` can
         find it. If `execute` returns UNKNOWN or raises, the transaction stays open until a `check` decides. An error of
@@ -126,8 +127,8 @@ class TransactionProducer(Opened):
     def close(self) -> None:
         """Leave the group, after the running check. Other members continue to check.
 
-        Does nothing the second time and in a forked process. `check` may call it to stop the checks; the code that
-        opened the producer still has to close it. Raises as `MessageStore.close` if this producer opened the store.
+        Does nothing the second time and in a forked process. If `check` calls this, the checks stop, but the code that
+        opened the producer still has to call it. Raises as `MessageStore.close` if this producer opened the store.
         Raises `StoreLocked`, without closing, in a signal handler that interrupted `send`.
         """
         if self.is_forked:
@@ -160,6 +161,8 @@ class TransactionProducer(Opened):
 
 
 class _Checker(threading.Thread):
+    """The thread that checks a group's open transactions."""
+
     def __init__(
         self,
         what: str,
@@ -180,8 +183,8 @@ class _Checker(threading.Thread):
         self._limits = limits
 
     def run(self) -> None:
-        """Check until this member leaves. It holds the lock all the time, so that one member of the group keeps the
-        interval.
+        """Check until this member leaves. The member keeps the group's lock between checks, because two checking
+        members would shorten the interval.
         """
         try:
             self._check_now_and_then()
