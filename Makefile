@@ -1,4 +1,4 @@
-# make demo | test | test-oldest | crashes | mutants | check | docs | bench | release-check | install | clean. Each makes .venv and installs what it needs.
+# make demo | test | test-oldest | notebooks | crashes | mutants | check | docs | bench | release-check | install | clean. Each makes .venv and installs what it needs.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # which an editable install by import hook would hide from it.
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --config-settings editable_mode=compat
 
-.PHONY: install demo test test-oldest crashes mutants mutation test-rocketmq check docs bench release-check clean
+.PHONY: install demo test test-oldest notebooks crashes mutants mutation test-rocketmq check docs bench release-check clean
 
 install: $(VENV)/.with-demo
 
@@ -36,6 +36,10 @@ test-oldest:
 	$(MAKE) VENV=$(OLDEST) PYTHON=$(OTHER) $(OLDEST)/.with-oldest && $(OLDEST)/bin/python -m pytest --numprocesses=2 \
 	tests/pyspark_mq --ignore=tests/pyspark_mq/cli --ignore=tests/pyspark_mq/test_demo.py; \
 	else echo "There is no $(OTHER) here: the oldest PySpark is not tested (OTHER=python3.12 names another Python)"; fi
+
+# All notebooks, about five minutes; `make test` runs the short ones.
+notebooks: $(VENV)/.with-test
+	NOTEBOOKS=all $(BIN)/python -m pytest tests/examples/test_notebooks.py
 
 # The machine goes down, or a call fails, CUTS times; SIGNALS interrupt, or end, each kind of work:
 # make crashes CUTS=100000 SIGNALS=1000
