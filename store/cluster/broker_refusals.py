@@ -6,7 +6,7 @@ from store.model.codes import RequestCode, ResponseCode
 from store.model.errors import RemotingError, RequestRefused, Unreachable
 from store.remoting.command import Command
 
-# RocketMQ's clients retry after these (retryResponseCodes, without codes of wrong requests), and after flow control.
+# RocketMQ's clients retry after these codes (retryResponseCodes without those of invalid requests) and flow control.
 _PASSING = frozenset(
     {
         ResponseCode.SYSTEM_BUSY,
@@ -41,7 +41,10 @@ def is_temporary(error: RemotingError) -> bool:
 
 
 def explained(answer: Command, who: str, code: int, what: object = None) -> RequestRefused:
-    """Return the error for a refusal, with a remedy. what: the queue or topic."""
+    """Return the error for a refusal, with a remedy. Return the error for a refusal, with a remedy if one is known.
+
+    who: the server that refused. code: of the request. what: the queue or topic of the request.
+    """
     remark = (answer.remark or "no remark").strip().partition("\n")[0][:300].rstrip(".")
     means = ResponseCode(answer.code) if answer.code in _KNOWN else ResponseCode.SYSTEM_ERROR
     if means is ResponseCode.SYSTEM_ERROR and _OF_ACCOUNTS in remark:
@@ -51,6 +54,6 @@ def explained(answer: Command, who: str, code: int, what: object = None) -> Requ
     return RequestRefused(answer.code, remark if remedy is None else f"{remark}; {remedy}", f"{who}, {asked}: ")
 
 
-_OF_ACCOUNTS = "AclException"  # brokers of RocketMQ 4 answer with it as with any other error
+_OF_ACCOUNTS = "AclException"  # in the remark; RocketMQ 4 reports it as SYSTEM_ERROR, like other errors
 _KNOWN = frozenset(ResponseCode)
 _CODES = frozenset(RequestCode)

@@ -30,10 +30,11 @@ class CopyAnswers:
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Queue, RequestCode], int] = {}  # the master's last answer, or a slave's that is further
+        self._known: dict[tuple[Queue, RequestCode], int] = {}  # the last answer, as corrected
 
     def corrected(self, broker: Broker, queue: Queue, code: RequestCode, answer: Command) -> Command:
-        """Return an answer. If it is a slave's, an end is at least the last known one, and a begin at most.
+        """Return an answer. A slave's end below the last known end, or begin above the last known begin, is replaced by
+        it.
 
         Raises `Unreachable` if a slave lacks the topic or the offset, because only its master can decide.
         """
@@ -64,7 +65,9 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 
 class Ask(NamedTuple):
-    """A request about one queue. answers: accepted codes; all others are refusals."""
+    """A request about one queue. A request about one queue. answers: accepted codes; all others are refusals. timeout:
+    seconds. timeout: seconds.
+    """
 
     queue: Queue
     code: RequestCode
@@ -96,7 +99,7 @@ class Brokers:
     def ask(self, asks: Mapping[_Key, Ask], patience: float | None = None) -> dict[_Key, Command]:
         """Return the answers for the queues that exist. Requests run concurrently.
 
-        patience: seconds; default: the address's. Raises `Unreachable`, `RequestRefused`.
+        patience: seconds to retry; default: `ClusterAddress.patience`. Raises `Unreachable`, `RequestRefused`.
         """
         found: dict[_Key, Command] = {}
         deadline = time.monotonic() + (self.address.patience if patience is None else patience)
@@ -185,7 +188,7 @@ class Brokers:
 
     @staticmethod
     def wait(error: RemotingError, deadline: float, pause: float) -> None:
-        """Sleep before another try, or raise `error` after the deadline."""
+        """Sleep `pause` seconds before another try. After the deadline (`time.monotonic()`), raise `error` instead."""
         if time.monotonic() >= deadline:
             raise error
         time.sleep(pause)
@@ -215,8 +218,8 @@ def answered(
     what: object = None,
     answers: tuple[int, ...] = (ResponseCode.SUCCESS,),
 ) -> Command:
-    """Wait for an answer, and return it. what: the subject, for errors. Raises `Unreachable`, `Untrusted`,
-    `RequestRefused`.
+    """Wait for an answer, and return it. Return a broker's answer. what: the queue, topic or message, for errors.
+    answers: accepted codes. Raises `Unreachable`, `Untrusted`, `RequestRefused`.
     """
     try:
         command = answer.result()

@@ -18,14 +18,14 @@ from store.model.log_protocol import Bounds, LogLook, MissingBroker, Queue
 _logger = logging.getLogger("store")
 _AGAIN_SECONDS = 1.0
 _MISSING_SECONDS = 0.5  # timeout for a missing broker, because the others wait for it
-_KNOWN_SECONDS = 60.0  # after which the begin may have moved, by retention
+_KNOWN_SECONDS = 60.0  # then retention may have moved the begin
 
 
 class ClusterBounds:
     """The bounds of queues. Each broker is asked once for all queues of a topic. Thread-safe.
 
-    A broker is missing from a request without an answer until a request with an answer. While a pull is held at a
-    queue's end, the end is known, so the broker is not asked.
+    A broker counts as missing from a request that it does not answer until the next one that it answers. While a pull
+    is held at a queue's end, the end is known, so the broker is not asked.
     """
 
     def __init__(self, brokers: Brokers, tails: Tails) -> None:
@@ -33,11 +33,11 @@ class ClusterBounds:
         self._tails = tails
         self._known: dict[Queue, tuple[float, Bounds]] = {}  # `time.monotonic()` of the request
         self.missing: dict[str, MissingBroker] = {}  # by name, as the last look found
-        self._copies: set[Queue] = set()  # whose last bounds are a slave's
+        self._copies: set[Queue] = set()  # queues whose last bounds came from a slave
         self._asked: dict[str, float] = {}  # `time.monotonic()` of the last request to a missing broker
 
     def look(self, queues: Iterable[Queue]) -> LogLook:
-        """Return the bounds from brokers that answer. Raises `RequestRefused`."""
+        """Return the bounds from the brokers that answer, and the missing brokers. Raises `RequestRefused`."""
         queues, now = list(queues), time.monotonic()
         found = {queue: known for queue in queues if (known := self._unchanged(queue, now)) is not None}
         where = self._brokers.routes.readable(queue for queue in queues if queue not in found)
@@ -87,7 +87,9 @@ class ClusterBounds:
         return bounds if is_fresh and self._tails.is_held(queue, bounds.max_offset) else None
 
     def _ask(self, where: Mapping[Queue, Broker], attempt: int) -> tuple[dict[Queue, Bounds], dict[str, RemotingError]]:
-        """Return the answers, and the temporary error of each broker that failed. Raises `RequestRefused`."""
+        """Return the bounds, and the temporary errors of the brokers that failed, by broker name. Raises
+        `RequestRefused`.
+        """
         parts: dict[tuple[str, Broker], list[Queue]] = {}
         for queue, broker in where.items():
             parts.setdefault((queue.topic, broker.next(attempt)), []).append(queue)

@@ -84,7 +84,7 @@ class ClusterLog:
         self._brokers = Brokers(address)
         self._tails = Tails(self._brokers)
         self._bounds = ClusterBounds(self._brokers, self._tails)
-        self._brought: dict[Queue, PulledRecords] = {}  # from held pulls, and not read yet
+        self._brought: dict[Queue, PulledRecords] = {}  # records from held pulls, not read yet
 
     def topics(self, wanted: NameFilter | None = None, oldest: float = 0.0) -> Mapping[str, tuple[Queue, ...]]:
         return ClusterTopics(self._brokers, wanted, oldest)
@@ -129,7 +129,7 @@ class ClusterLog:
         check_group_name(group)
         answers = commit(self._brokers, group, positions)
         if refused := {queue: positions[queue] for queue, answer in answers.items() if answer.remark}:
-            resets(self._brokers, group, refused)  # fetch the reset once; later commits count
+            resets(self._brokers, group, refused)  # the broker then accepts the next commits
             _logger.warning(
                 "%s: group %s was reset by an admin tool, in %s. A query only writes its offsets to the group and "
                 "goes on; start a new query with startingOffsets=group to go on at the reset",
@@ -173,7 +173,7 @@ class ClusterLog:
         self._tails.wait(seen, timeout)
 
     def hold(self, begin: Positions, deadline: float, message_filter: MessageFilter, idle: float) -> ClusterHeld:
-        """Hold pulls at these positions. The filter is ignored: every new message ends the wait."""
+        """Hold a pull at each position. Brokers do not get the filter, so any new message gives a range."""
         return ClusterHeld(self._brokers, begin, deadline, idle, self._brought)
 
     def close(self) -> None:

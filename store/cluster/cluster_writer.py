@@ -53,7 +53,7 @@ _ID_DIGITS = 16  # at the end of an offsetMsgId: the log offset
 
 
 class _Send(NamedTuple):
-    """One send request. is_free: whether its messages may go to any queue."""
+    """A request that sends messages to one queue. rows: their indices. is_free: whether they may go to any queue."""
 
     rows: Int64s
     code: RequestCode
@@ -63,7 +63,10 @@ class _Send(NamedTuple):
 
 
 class Sending:
-    """Sends messages of one topic. ends: by queue, the offset after its last sent message."""
+    """Sends messages of one topic.
+
+    placed: where each message is stored. ends: by queue, the offset after its last sent message.
+    """
 
     def __init__(self, brokers: Brokers, topic: str, messages: MessageColumns) -> None:
         self._brokers = brokers
@@ -75,7 +78,8 @@ class Sending:
         self.ends: dict[Queue, int] = {}
 
     def send(self, queues: list[Queue], which: Int64s, is_free: Bools) -> None:
-        """Send each message to `queues[which]`, and wait for the answers. is_free: messages that may go to any queue.
+        """Send message i to `queues[which[i]]`, and wait for the answers. is_free: messages that may go to any
+        queue.
 
         A failed request is repeated for `ClusterAddress.broker_timeout` seconds. Free messages, and with `fails_over`
         all messages, then go to a queue of another broker, others to the same queue. If a broker stored a message
@@ -109,7 +113,9 @@ class Sending:
             pause = _PAUSE_SECONDS
 
     def _send_first_of_each(self) -> dict[Queue, RemotingError]:
-        """Send the first request of each queue. Return the temporary errors."""
+        """Send the first request of each queue. Send the first request of each queue. Return the temporary errors of
+        the queues whose request failed.
+        """
         failed: dict[Queue, RemotingError] = {}
         under_way = []
         route = self._brokers.routes.route(self._topic)
@@ -223,7 +229,7 @@ class ClusterWriter(ClusterLog):
         self._turns = count(random.randrange(1 << 16))
 
     def create_topic(self, topic: str, queues: int) -> int:
-        """Create a topic. Raises `UnsupportedStore` if no name server lists its queues in time."""
+        """Create a topic. Raises `UnsupportedStore` if no name server lists its queues within `patience` seconds."""
         check_topic_name(topic)
         self._brokers.create_topic(topic, queues, DEFAULT_TOPIC, READ_WRITE)
         deadline = time.monotonic() + self._address.patience
@@ -333,7 +339,7 @@ class ClusterAppend:
         return chosen, is_free
 
     def _available(self, topic: str, queues: list[Queue]) -> Int64s:
-        """Return the indices of the writable queues whose master is there; of all writable ones if none is."""
+        """Return the indices of the writable queues whose broker has a master; of all writable queues if none has."""
         there = self._queues(topic)
         route = self._brokers.routes.route(topic)
         up = [] if route is None else route.with_master()

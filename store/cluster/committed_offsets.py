@@ -23,7 +23,7 @@ _logger = logging.getLogger("store")
 class MemberOffsets:
     """The offsets that a member committed in its own queues, until they are persisted. Thread-safe.
 
-    resets: the number of resets that brokers reported.
+    own: the member's queues. resets: the number of resets so far.
     """
 
     def __init__(self, brokers: Brokers, group: str, what: str) -> None:
@@ -32,7 +32,7 @@ class MemberOffsets:
         self._what = what
         self._threads = threading.Lock()
         self._committed: Positions = {}
-        self._reset: Positions = {}  # not fetched yet
+        self._reset: Positions = {}  # not returned by `fetch_resets` yet
         self.own: frozenset[Queue] = frozenset()
         self.resets = 0
 
@@ -44,7 +44,7 @@ class MemberOffsets:
                 self._committed.pop(queue, None)
 
     def committed(self, queues: Iterable[Queue]) -> Positions:
-        """Return the next offset of each queue: as committed here, otherwise as at its broker."""
+        """Return the next offset of each queue that has one: committed by this member, or else at its broker."""
         queues = list(queues)
         with self._threads:
             here = {queue: self._committed[queue] for queue in queues if queue in self._committed}
@@ -112,7 +112,10 @@ class MemberOffsets:
 
 
 def warn_or_raise(what: str, failed: Sequence[Unreachable], asked: int, then: str) -> None:
-    """Log the brokers that did not answer. If none of those asked did, raise the first error."""
+    """Log the errors of brokers that did not answer. If no broker answered, raise the first error.
+
+    asked: the number of brokers. then: the consequence, for the log.
+    """
     if failed and len(failed) == asked:
         raise failed[0]
     for error in failed:
@@ -153,7 +156,7 @@ def commit(brokers: Brokers, group: str, positions: Positions, *, once: bool = F
 
 
 def resets(brokers: Brokers, group: str, positions: Positions) -> Positions:
-    """Return the new offsets of queues whose broker refused a commit. positions: their old offsets.
+    """Return the new offsets of queues whose broker refused a commit after a reset. positions: their old offsets.
 
     A broker reports a reset until a client of the group pulls. So this fetches the offsets first, and then pulls.
     """

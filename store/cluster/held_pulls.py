@@ -31,7 +31,7 @@ def held_pull(group: str, queue: Queue, position: int, count: int, seconds: floa
 
 
 class _Tail(NamedTuple):
-    """A pull held at the end of a queue. begun: `time.monotonic()`."""
+    """A pull held at `position`, the end of a queue. begun: the `time.monotonic()` of its request."""
 
     position: int
     broker: Broker
@@ -40,7 +40,7 @@ class _Tail(NamedTuple):
 
     @property
     def is_quiet(self) -> bool:
-        """Return whether no message has arrived so far, or before the pull ended."""
+        """Return whether no message has arrived: the pull is still held, or ended without one."""
         if not self.answer.done():
             return True
         if self.answer.cancelled() or self.answer.exception() is not None:
@@ -63,7 +63,7 @@ class Tails:
         self._tails: dict[Queue, _Tail] = {}
 
     def wait(self, seen: Positions, timeout: float) -> None:
-        """Wait until a queue's end differs from `seen`. May return earlier."""
+        """Wait up to `timeout` seconds until a queue's end differs from `seen`. May return earlier."""
         where = self._brokers.routes.readable(seen)
         with self._lock:
             tails = [self._tail(queue, broker, seen[queue]) for queue, broker in where.items()]
@@ -76,7 +76,7 @@ class Tails:
             time.sleep(timeout)
 
     def is_held(self, queue: Queue, position: int) -> bool:
-        """Return whether no message has arrived at `position`. Renews an expired pull."""
+        """Return whether a pull is held at `position`, where no message has arrived. Repeats a pull that has ended."""
         with self._lock:
             tail = self._tails.get(queue)
             if tail is None or tail.position != position or not tail.is_quiet:
@@ -99,11 +99,11 @@ class Tails:
 
 _logger = logging.getLogger("store")
 _AGAIN_SECONDS = 1.0
-_MOST_AT_ONCE = 32  # in an answer; more are pulled as any range
+_MOST_AT_ONCE = 32  # messages in an answer to a held pull; further ones are pulled by `pulls`
 
 
 class _Pull(NamedTuple):
-    """A pull to send. failing: since when pulls of this queue fail, None if they do not."""
+    """A pull to send. failing: since when pulls of this queue fail (`time.monotonic()`), None if they do not."""
 
     queue: Queue
     position: int
@@ -118,6 +118,8 @@ def _nothing(pull: _Pull) -> QueueRange:
 
 
 class _Answered(NamedTuple):
+    """A pull with its answer, which is done."""
+
     pull: _Pull
     broker: Broker
     ask: Ask
@@ -127,21 +129,21 @@ class _Answered(NamedTuple):
 class ClusterHeld:
     """The `Held` of a cluster: one held pull for each queue.
 
-    A failed pull is repeated after a second. If all fail for `ClusterAddress.broker_timeout` seconds, the error is
-    raised.
+    A failed pull is repeated after a second. If no broker answers for `ClusterAddress.broker_timeout` seconds, the
+    error is raised.
     """
 
     def __init__(
         self, brokers: Brokers, begin: Positions, deadline: float, idle: float, brought: dict[Queue, PulledRecords]
     ) -> None:
-        """brought: receives the records of the last answer for each queue."""
+        """brought: gets the records of each queue's last answer, for the next `scan`."""
         self._brokers = brokers
         self._brought = brought
         self._deadline = deadline
         self._idle = idle
         self._woken: SimpleQueue[_Answered | None] = SimpleQueue()
         self._under_way: dict[Queue, Future[Command]] = {}
-        self._failed: list[tuple[float, _Pull]] = []  # by the time of their retry
+        self._failed: list[tuple[float, _Pull]] = []  # with the time of the retry
         self._failing: set[Queue] = set()
         self._heard = -math.inf  # `time.monotonic()` of the last answer
         self._without_broker: list[_Pull] = []  # of queues without a broker
@@ -237,7 +239,7 @@ class ClusterHeld:
             there = min(max(header.min_offset, header.next_begin_offset), header.max_offset)
             return QueueRange(pull.queue, there, there)
         if broker.is_copy and not header.min_offset <= pull.position <= header.max_offset:
-            # A slave has fewer messages, and only its master knows whether the queue has changed otherwise.
+            # The slave may lag. Only its master knows whether the queue was reset or recreated.
             if time.monotonic() < self._deadline:
                 self._failed.append((time.monotonic() + _AGAIN_SECONDS, _Pull(pull.queue, pull.position)))
             return None
@@ -246,7 +248,7 @@ class ClusterHeld:
         return QueueRange(pull.queue, pull.position, max(pull.position, header.max_offset))
 
     def _fail(self, pull: _Pull, error: RemotingError) -> None:
-        """Plan to repeat a pull. Raise `error` if it is permanent, or if it lasts too long."""
+        """Plan to repeat a pull. Raise `error` if it is permanent, or if no broker has answered for too long."""
         now, timeout = time.monotonic(), self._brokers.address.broker_timeout
         since = now if pull.failing is None else pull.failing
         self._failing.add(pull.queue)

@@ -25,7 +25,7 @@ from store.remoting.bodies import LockRequest, MessageQueue
 from store.remoting.command import Command
 from store.remoting.headers import SendBack
 
-_LOOK_SECONDS = 10.0  # without a notification; RocketMQ's waitInterval is 20 s
+_LOOK_SECONDS = 10.0  # between two requests for the members, without a notification; RocketMQ's waitInterval is 20 s
 _UNANSWERED_SECONDS = LOCK_SECONDS / 2  # how long a lock lasts if its broker does not answer
 _logger = logging.getLogger("store")
 
@@ -33,19 +33,19 @@ _logger = logging.getLogger("store")
 class ClusterMember(Opened):
     """A `Member` of a group that RocketMQ's clients may share. So queues move between members by RocketMQ's rules.
 
-    A concurrent member locks no queues. The next owner of a queue begins at the group's offset. So messages of the last
-    5 s may be delivered twice, or more messages if a broker does not answer. An orderly member locks queues at their
-    brokers, for 60 s or until it unlocks them.
+    A member that is not orderly locks no queues. The next owner of a queue begins at the group's offset. So messages of
+    the last 5 s may be delivered twice, or of a longer time if a broker does not answer. An orderly member locks queues
+    at their brokers, for 60 s or until it unlocks them.
 
-    A broker that does not answer is asked again, and does not delay queues of other brokers. An orderly member loses
-    the broker's queues when their locks should have been renewed.
+    Requests to a broker that does not answer are repeated, and do not delay queues of other brokers. An orderly member
+    drops the broker's queues 30 s after it last renewed their locks.
     """
 
     def __init__(self, address: ClusterAddress, group: str, entry: MemberEntry) -> None:
         super().__init__(f"member {entry.id} of group {group} at {address}", "ClusterGroup.join")
         self.id = entry.id
         self._group = group
-        self._notified = threading.Event()  # by a broker: members or offsets changed
+        self._notified = threading.Event()  # set if a broker reports changed members or offsets
         self._brokers = Brokers(address, self._notify)
         self._turn = threading.RLock()  # held by `lock`, `unlock` and `leave`
         self._claims: Claims = {}
@@ -108,8 +108,8 @@ class ClusterMember(Opened):
         return set()
 
     def unlock(self, queues: Iterable[Queue]) -> None:
-        """Release queues. If a broker does not answer, its locks expire later, and finished messages are delivered
-        twice.
+        """Release queues. See `Member.unlock`. If a broker does not answer, its locks expire later, and finished
+        messages are delivered twice.
         """
         with self._turn:
             self.must_be_open()

@@ -20,16 +20,18 @@ from store.remoting.client import Client
 from store.remoting.command import Command
 from store.remoting.headers import Header
 
-# From a name server that waits until it knows all brokers (needWaitForService). One that lists no topics
-# (enableAllTopicList=false) always answers so to lists, so this is only for routes.
+# The answer of a name server that does not know all brokers yet (needWaitForService), to be retried. With
+# enableAllTopicList=false, a name server always refuses lists of topics with this code, so retry only routes.
 _NOT_READY = ResponseCode.SYSTEM_ERROR, RequestCode.GET_ROUTEINFO_BY_TOPIC
 
 
 class NameServers:
+    """Sends requests to a cluster's name servers, with retries."""
+
     def __init__(self, address: ClusterAddress, client: Client) -> None:
         self._address = address
         self._client = client
-        self._server = 0  # index of the one that answered last
+        self._server = 0  # index of the name server that answered last
 
     def ask(
         self,
@@ -40,7 +42,8 @@ class NameServers:
     ) -> Command:
         """Send a request to the name server that answered last, or to another one if it does not answer.
 
-        answers: accepted codes beside SUCCESS. Raises `Unreachable`, `RequestRefused`.
+        patience: seconds to retry; default: `ClusterAddress.patience`. answers: accepted codes beside SUCCESS. Raises
+        `Unreachable`, `RequestRefused`.
         """
         servers = self._address.name_servers
         fields = self._address.signed({} if header is None else header.texts())

@@ -29,7 +29,8 @@ _logger = logging.getLogger("store")
 class Presence:
     """One member of a group, as brokers see it.
 
-    members: ids, sorted, as listed by the first broker that answered. listed_at: `time.monotonic()`.
+    members: ids, sorted, from the first broker that answered.
+    listed_at: the `time.monotonic()` of this request.
     """
 
     def __init__(self, brokers: Brokers, group: str, entry: MemberEntry, what: str) -> None:
@@ -56,7 +57,7 @@ class Presence:
         return {name: broker for name, broker in sorted(found.items()) if broker.writable}
 
     def beat_if_due(self) -> None:
-        """Send a heartbeat if it is time. Raises as the constructor."""
+        """Send a heartbeat if it is time. Send a heart-beat every 15 s. Raises `Unreachable`, `RequestRefused`."""
         if time.monotonic() >= self._beaten_at + _BEAT_SECONDS:
             self._beat()
 
@@ -113,7 +114,9 @@ class Presence:
 
 
 def answered_in_time(answer: Future[Command], broker: Broker, code: RequestCode) -> Command:
-    """Return an answer as `answered`. Raises `Unreachable` for temporary refusals, too."""
+    """Return an answer as `answered`. Return a broker's answer as `answered` does, but raise `Unreachable` for a
+    temporary refusal, too.
+    """
     try:
         return answered(answer, broker, code)
     except RequestRefused as error:

@@ -1,6 +1,6 @@
 """Pipelined pulls of a range of one queue, and their records as Arrow batches.
 
-Queue offsets have no gaps, so the begin of the next pull is known before the last one is answered.
+Queue offsets have no gaps, so the next pull can be sent before the last one is answered.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _EVERYTHING, _FIRST_PAUSE_SECONDS, _PAUSE_SECONDS = "*", 0.05, 1.0
 
 
 class PulledRecords(NamedTuple):
-    """Messages [start, end) of a queue. data: concatenated records."""
+    """Messages [start, end) of a queue. data: their records, concatenated."""
 
     start: int
     end: int
@@ -113,11 +113,11 @@ class _Pulls:
         self._is_copy = broker.is_copy
         self._who = f"broker {broker.name} at {self._address}"
         self._wanted = wanted
-        self._unasked = [wanted]  # the last one first
+        self._unasked = [wanted]  # a stack: the next range is the last item
         self._asked: dict[int, QueueRange] = {}  # by opaque
-        self._answered: dict[int, PulledRecords] = {}  # by start
+        self._answered: dict[int, PulledRecords] = {}  # by the offset of the first message
         self._width, self._full, self._opaque = _FIRST_WIDTH, 0, 0
-        self._largest = 1  # answer, in bytes
+        self._largest = 1  # size of the largest answer, in bytes
 
     def __iter__(self) -> Iterator[PulledRecords]:
         try:
@@ -151,7 +151,9 @@ class _Pulls:
         return commands
 
     def _is_stuck(self) -> bool:
-        """Return whether the pull for the next range to yield is not sent, so that all answers are for later ranges."""
+        """Return whether no pull is under way although ranges are left, because all answers so far are for later
+        ranges.
+        """
         return bool(self._unasked) and not self._asked
 
     def _command(self, wanted: QueueRange) -> Command:

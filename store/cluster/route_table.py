@@ -1,6 +1,6 @@
 """`RouteTable`: the brokers of each topic, from a cluster's name servers.
 
-The functions that parse answers raise `BadFrame`.
+Functions named `parse_` parse the answer to the request in their docstring, and raise `BadFrame`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ T = TypeVar("T")
 
 
 class Broker(NamedTuple):
-    """A master and its slaves. addresses: "host:port" by broker id, which is 0 for the master, in the order of
-    reading.
+    """A master and its slaves. addresses: pairs of broker id and "host:port", in the order to try them. The master has
+    id 0.
     """
 
     name: str
@@ -75,7 +75,9 @@ class Broker(NamedTuple):
 
 @dataclass(frozen=True)
 class Route:
-    """The queues of a topic and their brokers. made: `time.monotonic()` of the request."""
+    """The queues of a topic and their brokers. The brokers of a topic's readable and writable queues. made:
+    `time.monotonic()` of the request.
+    """
 
     read: dict[Queue, Broker] = field(default_factory=dict)
     write: dict[Queue, Broker] = field(default_factory=dict)
@@ -143,7 +145,9 @@ class _MemberIds(msgspec.Struct, rename="camel"):
 
 
 def parse_json(data: bytes, kind: type[T], what: str = "an answer") -> T:
-    """Parse the body of an answer. what: the kind of answer, for errors."""
+    """Parse the body of an answer. Decode JSON as RocketMQ's fastjson writes it. what: the kind of answer, for
+    errors.
+    """
     try:
         return decode_fastjson(data, kind)
     except ValueError as error:
@@ -262,15 +266,14 @@ class RouteTable:
         self._written: dict[str, dict[Queue, Broker]] = {}  # every queue that was in a route
         self._order: dict[str, tuple[float, dict[str, int]]] = {}
         self._own: tuple[float, list[str]] = -math.inf, []  # topics of the cluster and its brokers
-        self._unanswered_at = (
-            -math.inf
-        )  # `time.monotonic()` when none of them answered, so that not each topic waits for it
+        # `time.monotonic()` when no name server answered, so that not each topic waits for an answer.
+        self._unanswered_at = -math.inf
 
     def topics(self, oldest: float) -> list[str]:
         """Return all topics except a cluster's own, as listed at most a second ago. If no name server answers, return
         an older list.
 
-        oldest: 0.0 for a new request.
+        oldest: their highest age in seconds. With 0.0, the name servers are asked, and have to answer.
         """
         made, names = self._names
         if time.monotonic() - made < min(oldest, _NAMES_SECONDS):
@@ -302,8 +305,8 @@ class RouteTable:
     ) -> Route | None:
         """Return a topic's route, at most `oldest` seconds old. Return None if the topic does not exist.
 
-        If no name server answers, return the last route, unless `oldest` is 0.0. expected: the names of the topic's
-        brokers.
+        If no name server answers, return the last route, unless `oldest` is 0.0. expected: names of brokers; if the
+        route lacks one, all name servers are asked.
         """
         with self._lock:
             known = self._routes.get(topic)
@@ -372,8 +375,8 @@ class RouteTable:
     def configured(self, topic: str) -> dict[Queue, Broker]:
         """Return the writable queues of a topic, including queues of missing brokers.
 
-        Queues of missing brokers are known from earlier routes or from the topic's order configuration. Otherwise each
-        of `ClusterAddress.brokers` is assumed to have as many as another broker.
+        Queues of missing brokers are known from earlier routes or from the topic's order configuration. Otherwise a
+        missing broker of `ClusterAddress.brokers` is assumed to have as many queues as the broker with the most.
         """
         route = self.route(topic)
         there = {} if route is None else route.write
