@@ -19,7 +19,9 @@ EVERYTHING = "*"
 
 
 class MessageModel(Enum):
-    """CLUSTERING: one member reads a message. BROADCASTING: each member reads it, and has its own offsets."""
+    """How members share messages. CLUSTERING: one member reads a message. BROADCASTING: each member reads it, and has
+    its own offsets.
+    """
 
     CLUSTERING = "clustering"
     BROADCASTING = "broadcasting"
@@ -47,7 +49,7 @@ Subscriptions = Mapping[str, Subscription]  # by topic
 
 
 class MemberInfo(NamedTuple):
-    """A member as others see it. queues: owned ones, sorted. silent_seconds: since its last heartbeat."""
+    """A member as others see it. queues: those that it owns, sorted. silent_seconds: time since its last heartbeat."""
 
     id: str
     subscriptions: Subscriptions
@@ -76,42 +78,45 @@ class Member(Protocol):
         """
 
     def wait(self, timeout: float) -> bool:
-        """Wait up to `timeout` seconds, or until `leave`, for a change since the last call that returned True.
+        """Wait up to `timeout` seconds, or until `leave`, for a change of the group. Return whether there was one.
 
-        Return True if members joined or left, another member acquired or released a queue, or offsets were reset.
+        A change is that members joined or left, another member acquired or released a queue, or offsets were reset. It
+        counts from the last call that returned True.
         """
 
     def lock(self, queues: Iterable[Queue], *, ask: bool = False) -> set[Queue]:
-        """Acquire or renew the locks of `queues` for 60 s, and return the locked ones (LOCK_BATCH_MQ).
+        """Acquire or renew the locks of `queues` for 60 s. Return the queues that are locked (LOCK_BATCH_MQ).
 
-        Locking succeeds if a queue is free, expired, or this member's. After this member let a lock expire, the next
-        try fails, because its reader has to restart. Commits in newly acquired queues are discarded. Call this every
-        20 s, even without queues: it is also the heartbeat.
+        A queue can be locked if it is free, its lock has expired, or it is this member's. If a lock of this member
+        expired, its next try fails, because its reader has to restart. Commits in newly acquired queues are discarded.
+        Call this every 20 s, even without queues, because it is also the heartbeat.
 
         ask: request the other queues from their owners, until the next call without `ask`.
         """
 
     def asked(self) -> set[Queue]:
-        """Return the queues of this member that another member requests. This member may keep them."""
+        """Return the queues of this member that another member requests. This member need not release them."""
 
     def unlock(self, queues: Iterable[Queue]) -> None:
         """Persist the committed offsets of queues, and release their locks."""
 
     def committed(self, queues: Iterable[Queue]) -> Positions:
-        """Return the offsets to read next, of queues that have one: committed by this member, or else persisted."""
+        """Return the offsets to read next, of queues that have one: as committed by this member, otherwise as
+        persisted.
+        """
 
     def begin(self, positions: Positions) -> None:
         """Set and persist the first offsets of queues; see `store.broker.group_files.first_offsets`.
 
-        Skips queues that have an offset, or were reset or deleted concurrently. Call `committed` for the offsets to
-        use.
+        Queues that have an offset, or that were reset or deleted concurrently, are skipped. So call `committed`
+        afterwards to get the offsets to use.
         """
 
     def commit(self, positions: Positions) -> None:
         """Commit offsets: all messages before `positions` are done.
 
-        Ignores lower offsets than before, and queues of other members. Not synced to the device, but a commit survives
-        a kill of this process: the next owner of a queue starts there.
+        Offsets lower than before, and queues of other members, are ignored. Commits are not synced to the device, but
+        they survive a kill of this process: the next owner of a queue begins there.
         """
 
     def persist(self) -> None:
@@ -168,11 +173,11 @@ class Group(Protocol):
     ) -> Member:
         """Join the group, and create it if it does not exist.
 
-        exclusive: this member takes all queues or none, so others leave it out when they allocate queues.
-        instance: RocketMQ's instanceName, unique among the current members. A broadcasting member finds its offsets by
-        it after a restart. Default: a new name; DEFAULT for broadcasting.
+        exclusive: this member takes all queues or none, so others leave it out when they allocate queues. instance:
+        RocketMQ's instanceName, unique among the current members. A broadcasting member finds its offsets by this name
+        after a restart. Default: a new name; DEFAULT for broadcasting.
 
-        Raises `InvalidGroup`, and `GroupConflict` if members have other subscriptions, models or order, or this
+        Raises `InvalidGroup`, and `GroupConflict` if members have other subscriptions, models or order, or the same
         instance.
         """
 
@@ -186,7 +191,7 @@ class Group(Protocol):
         """Return the persisted offsets of queues that have one."""
 
     def reset(self, positions: Positions) -> None:
-        """Set the group's offsets. Current members restart there at once.
+        """Set the group's offsets. Current members continue at them at once.
 
         Raises `UnknownGroup`, which suggests similar names, `UnknownTopic`, `OffsetOutOfRange`.
         """
@@ -194,7 +199,7 @@ class Group(Protocol):
 
 @runtime_checkable
 class HasGroups(Protocol):
-    """The address of a log (`LogAddress`) with consumer groups."""
+    """The address of a log (`LogAddress`) that has consumer groups."""
 
     def group(self, name: str) -> Group:
         """Raises `InvalidGroup`."""

@@ -38,10 +38,10 @@ class Joining:
         self._queues = queues
 
     def join(self, lock: StoreLock) -> tuple[PublishedEnd, NotedEnds]:
-        """Join, and recover the directory if necessary. Sets the expected lengths of the queues.
+        """Join the writers, and recover the directory if necessary. Sets the expected lengths of the queues.
 
-        Call it with `lock` held. Raises `StoreFull`, `ConfigError`, `CorruptStore`, and `StoreLocked` if the directory
-        needs a recovery and has other writers.
+        The caller must hold `lock`. Raises `StoreFull`, `ConfigError`, `CorruptStore`, and `StoreLocked` if the
+        directory needs a recovery and has other writers.
         """
         root = self._directory.root
         self._directory.check_sizes(self._config)
@@ -71,7 +71,7 @@ class Joining:
     def _expect(self, published: PublishedEnd, found: QueueEnds | None, *, alone: bool) -> QueueEnds | None:
         """Set the expected lengths of the queues, and return the recorded ones.
 
-        found: the recorded lengths before joining if no recovery was necessary; may include later appends.
+        found: the recorded lengths before joining, if no recovery was necessary. They may include later appends.
         """
         root = self._directory.root
         # While there are other writers, a length may have been recorded after a queue lost a file.
@@ -89,7 +89,7 @@ class Joining:
     def _decide(self, ends: QueueEnds | None, *, alone: bool) -> Callable[[], None] | None:
         """Return a function that carries out the recovery, None if none is necessary. Changes no file.
 
-        ends: appends after its offset are added.
+        ends: the recorded ends of queues. Appends after them are added to it.
         """
         size = self._config.mappedFileSizeConsumeQueue
         evidence = self._directory.evidence(self._log, self._index, size, ends, alone=alone)
@@ -114,7 +114,9 @@ class NotedEnds:
     """The recorded lengths of the queues, updated after each flush and written periodically."""
 
     def __init__(self, ends: QueueEnds | None, root: Path, log: CommitLog, index: Index) -> None:
-        """ends: None if the file was missing when the writer joined others; `note` then does nothing."""
+        """ends: None if other writers were open and the file was missing when this writer joined. Then `note` does
+        nothing.
+        """
         self._ends = ends
         self._root = root
         self._topics = Topics(root)
@@ -123,7 +125,7 @@ class NotedEnds:
         self._threads = threading.RLock()
 
     def note(self, begin: int, end: int, ranges: Ranges, *, at_once: bool = False) -> None:
-        """Add the flushed log [begin, end). at_once: write the file even if it is not due."""
+        """Add the queue entries of the flushed log [begin, end). at_once: write the file even if it is not due."""
         ends = self._ends
         if ends is None:
             return

@@ -71,7 +71,8 @@ class MessageFinder(StoreReader):
         return record_at(self._log, integer("physical_offset", physical_offset), self.confirm_offset)[1]
 
     def first_message(self) -> StoredMessage | None:
-        """Return the first message of the log, of any topic, with its body as it is stored; None without one.
+        """Return the first message of the log, of any topic, with its body as it is stored. Return None if the log is
+        empty.
 
         Raises `CorruptRecord`, and `OffsetLost` if retention deletes it concurrently.
         """
@@ -94,8 +95,9 @@ class MessageFinder(StoreReader):
     def with_keys(self, ranges: Iterable[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
         """Return the parts of published `ranges` that can contain messages with one of `keys` as key or `msgId`.
 
-        The parts contain all such messages, and others. They include messages that the index may lack: a broker's,
-        those appended with messageIndexEnable=false, and all before these. Raises `UnknownTopic`, `UnknownQueue`.
+        All such messages are in the parts; others may be, too. The parts include all messages that the index may lack:
+        a broker's, those appended with messageIndexEnable=false, and all before these. Raises `UnknownTopic`,
+        `UnknownQueue`.
         """
         self.must_be_open()
         return self._narrowing().with_keys(ranges, [text("key", key) for key in keys])
@@ -172,7 +174,10 @@ class MessageFinder(StoreReader):
         return found
 
     def _stored_from(self, topic: str, queue: int, start: int, timestamp: int) -> int:
-        """Raises `OffsetLost` if the first message may be a deleted one at or after `start`."""
+        """Return the offset of the first message at or after a time, at least `start`.
+
+        Raises `OffsetLost` if that may be a deleted message.
+        """
         found = self.offset_by_time(topic, queue, timestamp)
         if start < found <= self.offsets(topic, queue)[0]:
             raise OffsetLost(

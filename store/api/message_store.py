@@ -140,8 +140,9 @@ class MessageStore(MessageFinder):
     def delete_topic(self, topic: str) -> None:
         """Delete a topic, with its queues and settings.
 
-        From then on, `UnknownTopic` is raised in every process, also by a running append. If this raises, nothing is
-        deleted. Raises `UnknownTopic`, `FlushFailed`, `StoreBusy`, and `InvalidTopic` for a broker's own topic.
+        From then on, every process gets `UnknownTopic` for it, including an append that is running. If this raises an
+        error, nothing is deleted. Raises `UnknownTopic`, `FlushFailed`, `StoreBusy`, and `InvalidTopic` for a broker's
+        own topic.
         """
         self.must_be_open()
         if topic in NOT_FOR_PUTTING:
@@ -191,7 +192,7 @@ class MessageStore(MessageFinder):
         return Append(self.path, self._records, self._writing())
 
     def flush(self) -> None:
-        """Sync everything published so far. Raises `FlushFailed`, then and at all later calls."""
+        """Sync everything published so far. Raises `FlushFailed`; after that, all later calls raise it, too."""
         self.must_be_open()
         self._writing().flush()
 
@@ -284,7 +285,7 @@ class MessageStore(MessageFinder):
 
     @property
     def is_inside(self) -> bool:
-        """Whether this thread is inside an append, so that `close` would raise."""
+        """Whether this thread is inside an append. If it is, `close` raises an error."""
         return self._writer is not None and self._writer.is_inside
 
     def close(self) -> None:
@@ -342,7 +343,8 @@ def _is_brokers(end: LogEnd) -> bool:
 def _noted_ends(root: Path, end: LogEnd) -> Ends:
     """Return the recorded ends of the queues.
 
-    None are valid if a broker has written since, or if a queue lost a file: it may have grown again since, with a hole.
+    Return none if a broker has written since, or if a queue lost a file: the queue may have grown after that, with
+    entries missing in between.
     """
     noted = None if end.by_log or end.has_lost else QueueEnds.read(root)
     return {} if noted is None or noted.at > end.confirm_offset else noted.of

@@ -48,7 +48,7 @@ from store.read.published import PublishedQueues
 
 
 class StoreReader(Opened):
-    """`MessageStore` creates and closes the objects below."""
+    """The reading methods. A subclass sets the attributes below, and closes them."""
 
     path: Path
     config: StoreConfig
@@ -77,8 +77,9 @@ class StoreReader(Opened):
 
     @property
     def dispatched_offset(self) -> int:
-        """Commit log offset (bytes) up to which queues have entries. It is lower than `confirm_offset` if a broker's
-        dispatch lags.
+        """Commit log offset (bytes) up to which queues have entries.
+
+        It is lower than `confirm_offset` if a broker has not written all entries yet.
         """
         self.must_be_open()
         return self._published.dispatched_offset()
@@ -94,7 +95,7 @@ class StoreReader(Opened):
         return self._published.max_offset(topic, queue_id)
 
     def offsets(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """Return `min_offset` and `max_offset` at one moment. Raises as these."""
+        """Return `min_offset` and `max_offset` at one moment. Raises as these two."""
         self.must_be_open()
         return self._published.offsets(topic, queue_id)
 
@@ -220,7 +221,8 @@ class StoreReader(Opened):
         return self.read(QueueRange(Queue(topic, queue_id), integer("start", start), integer("end", end)), spec)
 
     def read(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
-        """As `scan`, for a range. Messages older than the store are read from its archive, if it has one.
+        """Return the messages of a range as `scan`. Messages that the store has deleted are read from its archive, if
+        it has one.
 
         Raises as `scan`; with an archive, `ArchiveError` and `ObjectsUnavailable` as well.
         """
@@ -241,7 +243,7 @@ class StoreReader(Opened):
         return self.tiered(archive) if archive.url else None
 
     def read_own(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
-        """As `read`, without the archive."""
+        """Return the messages of a range as `scan`, without the archive."""
         self.must_be_open()
         return self._published.scan(wanted, spec, self.config.maxDecompressedMessageSize)
 
@@ -263,7 +265,8 @@ class StoreReader(Opened):
         return found
 
     def can_have(self, topic: str, queue_id: int, offset: int, was: Fingerprint) -> bool:
-        """Return whether the message at `offset` has fingerprint `was`; if it is deleted, whether it may have had it.
+        """Return whether the message at `offset` has fingerprint `was`. If it is deleted, return whether it may have
+        had it.
 
         If not, the store was restored from a backup, or a RocketMQ broker restarted the queue. Raises as `fingerprint`.
         """
@@ -306,7 +309,8 @@ class StoreReader(Opened):
         return self._groups.offsets(group, topic).get(integer("queue_id", queue_id))
 
     def commit_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
-        """Set the next offsets (queue id to queue offset) of a consumer group. They are on the device on return.
+        """Set the next offsets (queue id to queue offset) of a consumer group. When this returns, they are on the
+        device.
 
         Works with `read_only`, too. Does not block appends. Raises `InvalidGroup`, `UnknownTopic`, `UnknownQueue`,
         `OffsetOutOfRange` (below 0), `StoreBusy`, and `StoreLocked` while a RocketMQ broker runs on the directory.

@@ -40,7 +40,7 @@ _SIZED_MESSAGES = 1_000_000
 
 
 class TopicRow(NamedTuple):
-    """size: bytes of its records, None if unknown. newest: last store time, ms since 1970."""
+    """A topic with its numbers. size: bytes of its records, None if unknown. newest: last store time, ms since 1970."""
 
     topic: str
     queues: int
@@ -62,7 +62,7 @@ def _table(rows: Sequence[Sequence[object]], schema: pa.Schema) -> pa.Table:
 
 
 def topic_rows(store: StoreReader, topics: Iterable[str], sized: int | None = None) -> Iterator[TopicRow]:
-    """Yield a row for each of `topics` that exists. sized: omit the size of topics with more messages than this."""
+    """Yield a row for each of `topics` that exists. sized: a topic with more messages than this has no size."""
     counts = store.topics()
     for topic in topics:
         with suppress(UnknownTopic):  # deleted concurrently
@@ -89,7 +89,7 @@ def _size(store: StoreReader, bounds: Mapping[Queue, Bounds]) -> int:
 
 
 def record_bytes(store: StoreReader, topic: str, queue: int, first: int, end: int) -> Iterator[int]:
-    """Yield the total record size of each million messages of [first, end)."""
+    """Yield the total size of the records of [first, end), for a million messages at a time."""
     for start in range(first, end, _SIZES_AT_ONCE):
         yield int(store.sizes(topic, queue, start, min(start + _SIZES_AT_ONCE, end)).sum())
 

@@ -56,7 +56,7 @@ class Writer:
         index: Index,
         queues: ConsumeQueues,
     ) -> None:
-        """Join the writers of the directory, and recover the store if necessary. Call `start` then.
+        """Join the writers of the directory, and recover the store if necessary. Call `start` after this.
 
         Sets the expected lengths of `queues`. Raises `StoreLocked`, `StoreFull`, `ConfigError`, `CorruptStore`.
         """
@@ -92,7 +92,7 @@ class Writer:
         self.figures = Figures(directory.root)
 
     def start(self) -> None:
-        """Start the threads. After an interrupt, the caller must be able to close this writer."""
+        """Start the threads. The caller must be able to close this writer if an interrupt follows."""
         self._flusher.start(self._config.flushIntervalCommitLog / 1000, self._attend)
 
     def _attend(self) -> None:
@@ -117,7 +117,7 @@ class Writer:
     def append(
         self, pieces: Iterable[Piece], *, flush: bool = False, unless: Condition | None = None
     ) -> AppendResult | None:
-        """As `Appender.append`. Raises `StoreFull`, too, if the device has little space."""
+        """Append pieces as `Appender.append`. Also raises `StoreFull` if the device has little space."""
         topics: set[str] = set()
         since = time.perf_counter()
         try:
@@ -200,15 +200,20 @@ class Writer:
         self._flusher.flush()
 
     def settle(self) -> None:
-        """Flush, and record the lengths of the queues, before retention deletes log that they are rebuilt from."""
+        """Flush, and record the lengths of the queues.
+
+        Retention calls this before it deletes parts of the log from which queues could be rebuilt.
+        """
         with self.held():
             self._flusher.flush()
             self._ends.note(self.published.confirm_offset, self.published.confirm_offset, {}, at_once=True)
 
     def close(self) -> None:
-        """Flush and leave, after the running append. The last writer marks the directory as closed.
+        """Flush, and leave the directory's writers, after the running append. The last writer marks the directory as
+        closed.
 
-        Raises `FlushFailed`, `StoreBusy` or `StoreReplaced` after leaving; the file `abort` then stays.
+        Raises `FlushFailed`, `StoreBusy` or `StoreReplaced` after leaving. Then the directory is not marked: the file
+        `abort` is not deleted.
         """
         try:
             self._deliverer.stop()
@@ -283,12 +288,12 @@ class Append:
             parts.append([_saying(fields, self._records.of_messages(listed))])
 
     def choose(self, messages: Sequence[Message]) -> list[int]:
-        """Return the queue id that `add_messages` would choose for each message. Raises as that, before encoding."""
+        """Return the queue id that `add_messages` would choose for each message. Raises as `add_messages`."""
         self._open_parts()
         return self._records.choose(sendable(messages))
 
     def add_own(self, messages: Sequence[Message], fields: Mapping[str, npt.ArrayLike] | None = None) -> None:
-        """As `add_messages`, to any topics, even a broker's own, with any properties. Each message names its queue."""
+        """Add messages to any topics, even a broker's own, with any properties. Each message must have a queue id."""
         self._open_parts().append([_saying(fields, self._records.of_own(messages))])
 
     def add_copies(self, copies: RecordCopies, places: Places) -> None:

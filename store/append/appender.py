@@ -1,11 +1,11 @@
-"""Append records: acquire the lock, write, publish. Repair an append whose process died.
+"""Append records: acquire the lock, write, publish. Undo an append whose process died.
 
 The order of the steps makes an append atomic (see `published_end`): announce and write records, piece by piece; flush
 them if asked; write queue entries and keys; publish once.
 
-After a crash of the machine, the log has a flushed append completely or not at all: recovery walks the log, and the
-size of the first record is written last, after the other bytes were synced. Some readers walk the log, too, so an
-append of several pieces is written in the same way.
+After a crash of the machine, the log has a flushed append completely or not at all: recovery reads the log up to the
+first invalid record, and the size of an append's first record is written last, after the other bytes were synced. Some
+readers follow the log in the same way, so an append of several pieces is always written so.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class Appender:
     ) -> AppendResult | None:
         """Append the records of all pieces atomically.
 
-        Encodes the first two pieces before it acquires the lock, so that short appends hold it only briefly.
+        The first two pieces are encoded before the lock is acquired, so that short appends hold it only briefly.
 
-        flush: sync the records before publishing them. unless: called under the lock before the first write; if it
-        returns true, this writes nothing and returns None.
+        flush: sync the records before publishing them. unless: called under the lock before the first write. If it
+        returns true, nothing is written, and the result is None.
 
         Raises `StoreFull`, `MessageRefused`, `FlushFailed`, `UnknownTopic` if a topic was deleted concurrently, and any
         error of the iterator; nothing is published then.
@@ -81,11 +81,15 @@ class Appender:
         return self._group_commit.append(records)
 
     def repair(self) -> None:
-        """Call under the lock."""
+        """Undo an append whose process died, see `LogTail.repair`. The caller must hold the lock."""
         self._tail.repair()
 
     def _append_waiting(self, waiting: list[WaitingAppend]) -> None:
-        """Set the results even if an interrupt follows the publication: threads without a result append again."""
+        """Append the records of all waiting threads. Called under the lock.
+
+        The results are set even if an interrupt follows the publication, because a thread without a result appends
+        again.
+        """
         self._tail.repair()
         records = [record for each in waiting for record in each.records]
         flush = self._sync_flush
@@ -101,7 +105,7 @@ class Appender:
 
 @dataclass(eq=False, slots=True)
 class WaitingAppend:
-    """result: set if and only if the append was published."""
+    """The records of one waiting thread. result: set if and only if the append was published."""
 
     records: Sequence[EncodedRecord]
     result: list[Where] | None = None
@@ -158,7 +162,7 @@ class _Appended(NamedTuple, Generic[Result]):
 
 
 class LogTail:
-    """Writes log, queues and index after the published end. Call its methods under the lock."""
+    """The end of the log, queues and index, where appends write. The caller must hold the lock."""
 
     def __init__(
         self,
@@ -189,7 +193,9 @@ class LogTail:
         flush: bool,
         hidden: bool,
     ) -> _Appended[Result]:
-        """hidden: write the size of the first record last."""
+        """Write pieces after the published end, without publishing them. hidden: write the size of the first record
+        last.
+        """
         begin = end = self._published_end.confirm_offset
         next_offsets = self._known_next_offsets(begin)
         last = self._published_end.store_timestamp
@@ -228,10 +234,12 @@ class LogTail:
     def repair(self) -> None:
         """Undo an append whose process died, and complete a topic deletion whose process died.
 
-        Zeroes the announced bytes of the append, and drops its queue entries and keys. Later appends move the confirm
-        offset past them: then a stale entry would count and a stale record would parse. Changes the log last: if this
-        process died before, RocketMQ would otherwise take the first entry of an empty queue file for a message. Call
-        before an append, which may be to the deleted topic's name.
+        The announced bytes of the append are zeroed, and its queue entries and keys dropped. Otherwise later appends
+        would move the confirm offset past them: then a stale entry would count, and a stale record would be read. The
+        log is changed last: if this process died before, RocketMQ would otherwise take the first entry of an empty
+        queue file for a message.
+
+        Call this before each append, because the append may be to a topic whose deletion is not complete.
 
         Raises `FlushFailed` if a flush ever failed, and `CorruptStore` if the published end is older than the log;
         nothing is undone then.
@@ -283,9 +291,9 @@ class LogTail:
         return ranges
 
     def _known_next_offsets(self, confirm: int) -> NextOffsets:
-        """Return the last append's next offsets, or new ones if another process appended or deleted since.
+        """Return the next offsets after the last append, or new ones if another process has appended or deleted.
 
-        Clears the cache, so that a failed append leaves no wrong offsets.
+        This clears the cache, so that a failed append leaves no wrong offsets.
         """
         known, self._next_offsets = self._next_offsets, None
         deletions = self._published_end.deletions
@@ -297,10 +305,10 @@ class LogTail:
 
 
 def _store_time(last: int) -> int:
-    """Return the store time (ms since 1970) of an append after one stored at `last`.
+    """Return the store time (ms since 1970) of an append. last: store time of the append before.
 
-    Does not step back with the clock, because a search by time requires ascending times, unless `last` is far ahead:
-    then the clock was wrong.
+    If the clock was set back, this returns `last`, because a search by time needs ascending times. If `last` is far
+    ahead of the clock, the clock was wrong when `last` was stored, and this returns the present time.
     """
     now = int(time.time() * 1000)
     if last - now <= FAR_MS:

@@ -44,7 +44,7 @@ class Flusher:
         place: PinnedPath,
     ) -> None:
         """note: called after a flush with begin, end (log offsets, bytes) and queue entries, without deleted topics.
-        log: see `CommitLog.opened_again`.
+        log: a log with its own descriptors, see `CommitLog.opened_again`.
         """
         self._published_end = published
         self._root = published.path.parent
@@ -61,7 +61,9 @@ class Flusher:
         self._starting = threading.RLock()  # for concurrent first appends
 
     def start(self, interval: float, attend: Callable[[], None]) -> None:
-        """interval: seconds. attend: called now, and after each flush."""
+        """Start to flush after appends. interval: seconds between two flushes. attend: called now, and after each
+        flush.
+        """
         attend()
         self._interval, self._attend = interval, attend
         self.appending()

@@ -1,13 +1,13 @@
-"""The store lock: record locks on four bytes of the file `lock`. Find the processes that hold them.
+"""The store lock: record locks on four bytes of the file `lock`. Also finds the processes that hold them.
 
     byte 0   exclusive: a running RocketMQ broker (its `tryLock(0, 1)`); shared: each store of ours open for writing
     byte 1   exclusive: one append, repair, opening or closing
     byte 2   exclusive: one change of consumer groups' offsets or members, also by readers
     byte 3   exclusive: the one store that delivers delayed messages
 
-We use open-file-description locks if the system has them: a process loses its classic record locks when it closes *any*
-descriptor of the file. The two kinds exclude each other, so RocketMQ sees ours. Neither excludes threads that share a
-descriptor; a `threading.RLock` does.
+The locks are open-file-description locks if the system has them. Classic record locks have a fault: a process loses
+them when it closes *any* descriptor of the file. The two kinds exclude each other, so RocketMQ notices ours. Neither
+excludes threads that share a descriptor; a `threading.RLock` does.
 """
 
 from __future__ import annotations
@@ -68,7 +68,10 @@ def _descriptions(pid: int) -> Iterator[str]:
 
 
 def _has_lock(description: str, inode: int, byte: int) -> bool:
-    """Return whether a line is like `lock: 1: OFDLCK ADVISORY WRITE -1 fe:00:131 1 1` for this inode and byte."""
+    """Return whether a descriptor's description has a lock on this inode and byte.
+
+    The line of a lock is like `lock: 1: OFDLCK ADVISORY WRITE -1 fe:00:131 1 1`.
+    """
     for line in description.splitlines():
         if line.startswith("lock:"):
             *_, file, first, last = line.split()
@@ -112,8 +115,8 @@ _NOBODY_SEEN = (
 class StoreLock(Opened):
     """A lock on one byte of the lock file, for one `MessageStore`.
 
-    place: detects that another lock file replaced this one, which would not exclude this lock. threads: the first half
-    of `held`: excludes threads that share this object.
+    place: detects that the lock file was replaced: then this lock does not exclude locks on the new file. threads:
+    excludes threads that share this object; `held` acquires it first.
     """
 
     def __init__(self, root: Path, timeout: float = _TIMEOUT_SECONDS, byte: int = _APPEND_BYTE) -> None:
@@ -133,13 +136,13 @@ class StoreLock(Opened):
 
     @contextmanager
     def held(self, timeout: float | None = None) -> Iterator[None]:
-        """A context that has the lock, against all other threads and processes on this host.
+        """A context that holds the lock, against all other threads and processes on this host.
 
         timeout: seconds to wait for processes and other `StoreLock` objects; default: the lock's own. Threads that
         share this object wait without a limit.
 
-        Raises `StoreLocked` if this thread already has it, `StoreBusy` after the timeout, `StoreClosed`, `StoreForked`,
-        and `StoreReplaced` if another lock file replaced this one.
+        Raises `StoreLocked` if this thread already holds it, `StoreBusy` after the timeout, `StoreClosed`,
+        `StoreForked`, and `StoreReplaced` if the lock file was replaced.
         """
         self.must_be_open()
         since = time.monotonic()
@@ -148,7 +151,10 @@ class StoreLock(Opened):
 
     @contextmanager
     def among_processes(self, since: float, timeout: float | None = None) -> Iterator[None]:
-        """The second half of `held`: exclude other processes. since: when the wait for the first half began."""
+        """A context that holds the lock against other processes. The caller must hold `threads`.
+
+        since: when the wait for `threads` began.
+        """
         self.must_not_reenter()
         self.must_be_open()  # may have been closed during the wait for another thread
         try:
@@ -189,7 +195,7 @@ class StoreLock(Opened):
         )
 
     def join(self) -> bool:
-        """Register as a writer; return whether there is no other. Call with the lock.
+        """Register as a writer. Return whether there is no other writer. The caller must hold the lock.
 
         Raises `StoreLocked` if a RocketMQ broker owns the directory.
         """
@@ -202,18 +208,18 @@ class StoreLock(Opened):
         return alone
 
     def is_last(self) -> bool:
-        """Return whether no other writer is left. Call with the lock, so that none can join."""
+        """Return whether no other writer is left. The caller must hold the lock, so that none can join."""
         alone = self._is_alone()
         return set_lock(self._file.fd, fcntl.F_RDLCK, _OWNER_BYTE) and alone
 
     def _is_alone(self) -> bool:
-        """Return whether no other store has byte 0; on systems other than Linux, acquire it exclusively."""
+        """Return whether no other store has locked byte 0. On systems other than Linux, acquire it exclusively."""
         if _IS_LINUX:  # do not acquire it, or a consumer takes this writer for a broker
             return not is_held(self._file.fd, _OWNER_BYTE, shared=True)
         return set_lock(self._file.fd, fcntl.F_WRLCK, _OWNER_BYTE)
 
     def refuse_broker(self) -> None:
-        """Raises `StoreLocked` if a RocketMQ broker runs here, because it caches the files' content."""
+        """Raise `StoreLocked` if a RocketMQ broker runs here, because it caches the files' content."""
         if is_held(self._file.fd, _OWNER_BYTE):
             raise StoreLocked(
                 f"{self._path.parent}: a RocketMQ broker runs here, and keeps the offsets of consumer groups itself, "
@@ -221,12 +227,14 @@ class StoreLock(Opened):
             )
 
     def leave(self) -> None:
-        """Release all bytes at once. Call with the lock, so that its next owner does not find this writer."""
+        """Release all bytes at once. The caller must hold the lock, so that its next holder does not find this
+        writer.
+        """
         self._is_over = True
         set_lock(self._file.fd, fcntl.F_UNLCK, 0, _ALL_BYTES)
 
     def close(self) -> None:
-        """Waits for another thread's call. Threads that wait for the lock get `StoreClosed`."""
+        """Close the lock, after the call of another thread. Threads that wait for the lock get `StoreClosed`."""
         if self.is_forked:  # the child lacks the thread that has the lock
             return
         with self.threads:
@@ -258,7 +266,7 @@ class Turn(Opened):
 
 
 def is_held(fd: int, byte: int, *, shared: bool = False) -> bool:
-    """Whether another descriptor has an exclusive lock on one byte, or with `shared` any lock.
+    """Return whether another descriptor holds an exclusive lock on one byte, or with `shared` any lock.
 
     Raises `StoreUnavailable` on systems other than Linux.
     """
@@ -275,7 +283,7 @@ def is_held(fd: int, byte: int, *, shared: bool = False) -> bool:
 
 
 def set_lock(fd: int, kind: int, byte: int, count: int = 1) -> bool:
-    """Set a record lock; return False if another holder excludes it."""
+    """Set a record lock. Return False if another process or descriptor holds a lock that excludes it."""
     try:
         if _HAS_OFD:
             fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LINUX_FLOCK.pack(kind, os.SEEK_SET, byte, count, 0))
@@ -293,8 +301,8 @@ def set_lock(fd: int, kind: int, byte: int, count: int = 1) -> bool:
 def among_groups(root: Path, timeout: float) -> Iterator[None]:
     """A context in which to change offsets or members of consumer groups, under a lock on this host.
 
-    timeout: seconds. Raises as `StoreLock.held`, and `StoreLocked` if a broker runs or starts, because it would
-    overwrite the changes.
+    timeout: seconds. Raises as `StoreLock.held`, and `StoreLocked` if a broker runs, or starts in the meantime, because
+    it would overwrite the changes.
     """
     with closing(StoreLock(root, timeout, _GROUPS_BYTE)) as lock:
         lock.refuse_broker()
@@ -306,7 +314,7 @@ def among_groups(root: Path, timeout: float) -> Iterator[None]:
 
 @contextmanager
 def alone(root: Path, what: str) -> Iterator[None]:
-    """A context that has the append lock as the only writer of a directory. what: the purpose, for errors.
+    """A context that holds the append lock as the only writer of a directory. what: the purpose, for errors.
 
     Raises as `StoreLock.held`, and `StoreLocked`, which names the other writers.
     """

@@ -26,7 +26,7 @@ class Where(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AppendResult:
-    """The places of n messages, in order; shape (n,) each."""
+    """The places of n messages, in the order of the messages. Each field has shape (n,)."""
 
     queue_ids: npt.NDArray[np.int32]
     queue_offsets: npt.NDArray[np.int64]
@@ -76,8 +76,10 @@ class NextOffsets(dict[QueueName, int]):
         self.deletions = deletions
 
     def __missing__(self, name: QueueName) -> int:
-        """Raises `UnknownTopic` if topic or queue was deleted concurrently, and `CorruptSegment` if the queue ends
-        before its known end.
+        """Return a queue's next offset.
+
+        Raises `UnknownTopic` if topic or queue was deleted concurrently, and `CorruptSegment` if the queue ends before
+        its known end.
         """
         queue = self._queues.of(*name)
         found = queue.known_end(self._given.get(name, 0), self.confirm_offset)
@@ -87,14 +89,14 @@ class NextOffsets(dict[QueueName, int]):
         return found
 
     def take(self, name: QueueName, count: int) -> int:
-        """Allocate `count` offsets of a queue; return the first."""
+        """Allocate `count` offsets of a queue. Return the first."""
         first = self[name]
         self[name] = first + count
         return first
 
 
 class Placed(NamedTuple, Generic[Result]):
-    """A placed piece of an append, with the entries and keys to write after its records.
+    """A piece of an append that has its offsets, with the entries and keys to write after its records.
 
     head: log offset and size (bytes) of the first record. end: log offset after the last. entries: by queue, the queue
     offset of the first entry and the entries' bytes. keys: arguments of `Index.append`.

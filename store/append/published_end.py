@@ -3,8 +3,8 @@
 Readers see a record if `record end <= confirm_offset`. An append *announces* the end of its writes first and
 *publishes* last. While `announced_end > confirm_offset`, an append is running, or its writer died.
 
-The publication is one `pwrite` of eight aligned bytes, so that the kernel notifies the waiting readers. Each number has
-a checksum of one byte: if a damaged end were too low, the next append would overwrite messages.
+The publication is one `pwrite` of eight aligned bytes, after which the kernel notifies the waiting readers. Each number
+has a checksum of one byte: if a damaged end were too low, the next append would overwrite messages.
 """
 
 from __future__ import annotations
@@ -41,16 +41,17 @@ _CONFIRM_OFFSET = field_offset(PUBLISHED_END, "confirm_offset")
 class PublishedEnd:
     """The numbers of one file.
 
-    Properties read the mapping at every access. They raise `CorruptStore` for a wrong checksum. Only the owner of the
-    append lock may call `announce`, `publish`, `mark_flushed` and the methods that begin with `note`, `begin` or `end`.
+    Properties read the mapping at every access. They raise `CorruptStore` for a wrong checksum. Only a caller that
+    holds the append lock may call `announce`, `publish`, `mark_flushed` and the methods that begin with `note`, `begin`
+    or `end`.
 
-    rest_seconds: see `watch.Published`; unlimited, because every append of ours wakes a waiting reader.
+    rest_seconds: see `watch.Published`; unlimited, because every append of this project wakes waiting readers.
     """
 
     rest_seconds = math.inf
 
     def __init__(self, root: Path, *, writable: bool) -> None:
-        """Raises `FileMissing`, and `CorruptStore` if the file is not ours."""
+        """Raises `FileMissing`, and `CorruptStore` if the file is not from this project."""
         self._file = _NumberFile(root, writable=writable)
         self._writable = writable
         self.path = self._file.path
@@ -64,7 +65,8 @@ class PublishedEnd:
         times_from: int | None = None,
         keys_from: int | None = None,
     ) -> None:
-        """Write a clean published end of this boot. Overwrites an existing file, because readers have mapped it.
+        """Write a published end with nothing unfinished, for this boot. An existing file is overwritten, because
+        readers have mapped it.
 
         times_from, keys_from: default: `confirm_offset`.
         """
@@ -92,7 +94,7 @@ class PublishedEnd:
     def confirm_offset(self) -> int:
         """Log offset (bytes) up to which records and their queue entries are complete.
 
-        In a writer, raises `CorruptStore` if it steps back. `LogEnd` checks that for readers.
+        In a writer, raises `CorruptStore` if it decreases. `LogEnd` checks that for readers.
         """
         seen, confirm_offset = self._seen, self._file.number("confirm_offset")  # `_seen` first: threads may advance it
         if confirm_offset < seen and self._writable:
@@ -101,7 +103,7 @@ class PublishedEnd:
         return confirm_offset
 
     def is_older(self) -> CorruptStore:
-        """Return the error for a log that continues after this end."""
+        """Return the error for a published end that is older than the log."""
         return CorruptStore(
             f"{self.path}: says that the log ends at {self._file.number('confirm_offset')}, and there was more: an "
             "older file was put in its place while the store is open. Nothing is written by it; close the store in "
@@ -115,7 +117,7 @@ class PublishedEnd:
 
     @property
     def written_end(self) -> int:
-        """Log offset (bytes) after which no writer of ours wrote."""
+        """Log offset (bytes) after which no writer of this project has written."""
         return max(self.confirm_offset, self.announced_end)
 
     @property
@@ -139,9 +141,9 @@ class PublishedEnd:
         return _RecordingFailure(self)
 
     def mark_failed(self, begin: int, failure: str) -> None:
-        """Record that the log after `begin` may not be synced, and the text of the first failure.
+        """Record that the log after `begin` may not be synced, with the text of the first failure.
 
-        Failures may be recorded in any order: the lowest `begin` counts.
+        Failures may be recorded in any order. The lowest `begin` is kept.
         """
         if not self.has_failed:
             self._file.set("failure", failure.encode()[: PUBLISHED_END["failure"].itemsize])
@@ -150,7 +152,7 @@ class PublishedEnd:
 
     @property
     def store_timestamp(self) -> int:
-        """Store timestamp (ms) of the newest append. It steps back only by more than `appender.FAR_MS`."""
+        """Store timestamp (ms) of the newest append. It decreases only by more than `appender.FAR_MS`."""
         return self._file.number("store_timestamp")
 
     @property
@@ -165,27 +167,27 @@ class PublishedEnd:
 
     @property
     def numbers(self) -> tuple[int, int, int]:
-        """Every append, and every undo, changes one of these."""
+        """Three numbers, at least one of which changes at every append and every undo."""
         return self.confirm_offset, self.store_timestamp, self.announced_end
 
     @property
     def is_replaced(self) -> bool:
-        """Whether the file was deleted or replaced, to have it rebuilt."""
+        """Whether the file was deleted or replaced since it was opened."""
         return self._file.is_replaced
 
     @property
     def same_boot(self) -> bool:
-        """Whether the machine has run since the last append; also True if unknown."""
+        """Whether the machine has run since the last append. Also true if that is unknown."""
         written, now = self._file.text("boot_id"), current_boot_id()
         return not written or not now or written == now
 
     def announce(self, end: int, store_timestamp: int) -> None:
-        """Call before the first write of an append."""
+        """Announce the end of an append. Call this before its first write."""
         self._file.set("store_timestamp", checked(store_timestamp))
         self._file.set("announced_end", checked(end))
 
     def begin_to_know(self) -> None:
-        """Initialize a file of an older version."""
+        """Set the fields that an older version did not write."""
         if self.times_from is None:
             self.note_times_from(self.confirm_offset)
         if self.keys_from is None:
@@ -216,9 +218,9 @@ class PublishedEnd:
         return bool(self._file.raw("has_lost"))
 
     def note_loss(self) -> None:
-        """Record that a queue lost a file, so that the next writer rebuilds it.
+        """Record that a queue lost a file, so that the next writer rebuilds the queue.
 
-        That writer ignores `queueends`, which may have entries after the hole.
+        That writer ignores `queueends`, which may have entries after the missing ones.
         """
         self._file.set("has_lost", 1)
 
@@ -236,7 +238,7 @@ class PublishedEnd:
         self._file.flush()
 
     def close(self) -> None:
-        """The numbers remain readable."""
+        """Close the file. The numbers can still be read."""
         self._file.close()
 
 
@@ -271,7 +273,7 @@ class _NumberFile:
         return status is None or status.st_ino != self._inode
 
     def number(self, name: str) -> int:
-        """Raises `CorruptStore` if the checksum is wrong."""
+        """Return a field. Raises `CorruptStore` if its checksum is wrong."""
         for _ in range(_LOOKS):
             found: int = self._fields[name].item()
             if checked(found & _NUMBER_MASK) == found:
@@ -282,7 +284,7 @@ class _NumberFile:
         )
 
     def raw(self, name: str) -> int:
-        """Return a field without its check; 0 if it was never written."""
+        """Return a field without checking it, 0 if it was never written."""
         value: int = self._fields[name].item()
         return value
 

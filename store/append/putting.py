@@ -80,13 +80,15 @@ class RecordMaker:
         return self._delayed(as_columns(records), waits)
 
     def choose(self, messages: Sequence[Message]) -> list[int]:
-        """Raises `UnknownTopic`, `UnknownQueue`, `InvalidTopic`, `MessageRefused`."""
+        """Return the queue id for each message. Raises `UnknownTopic`, `UnknownQueue`, `InvalidTopic`,
+        `MessageRefused`.
+        """
         return self._queues.of_messages(messages)
 
     def of_own(self, messages: Sequence[Message]) -> EncodedRecords | list[EncodedRecord]:
-        """Encode a broker's own messages, with any topic and properties. Each must have a queue id.
+        """Encode messages that a broker puts itself, to any topic and with any properties. Each must have a queue id.
 
-        Raises `MessageRefused` for a record that may later not fit a segment in its own topic.
+        Raises `MessageRefused` for a record that may not fit into a segment when it is put into its real topic later.
         """
         queue_ids = [message.queue_id or 0 for message in messages]
         records = encode_list(messages, queue_ids, self._encoding, _now())
@@ -107,7 +109,7 @@ class RecordMaker:
         return (self._of_piece(topic, piece) for piece in split(source))
 
     def of_copies(self, copies: RecordCopies, places: Places) -> Iterator[EncodedRecords]:
-        """Encode copies that the store itself puts, with any topic and properties.
+        """Encode copies of records that the store puts itself, to any topic and with any properties.
 
         Raises `MessageRefused` for properties that become too large.
         """
@@ -149,9 +151,9 @@ class RecordMaker:
 
 
 class QueueChoice:
-    """Chooses the queue of each message: by its queue id or sharding key, else round robin within its topic.
+    """Chooses the queue of each message: by its queue id or sharding key, otherwise round robin within its topic.
 
-    Round robin begins at the number of messages that the topic ever had: otherwise processes that put one message each
+    Round robin begins at the number of messages that the topic ever had. Otherwise processes that put one message each
     would all use the first queue. Rows of a table go to a queue in groups of ROWS_A_TURN, so that records of one queue
     are adjacent in the log. The last rows, too few for a group in every queue, go row by row.
     """
@@ -179,7 +181,7 @@ class QueueChoice:
         return np.where(without, self._unnamed(topic, messages, queues), named) if without.any() else named
 
     def count(self, topic: str) -> int:
-        """Raises `UnknownTopic`, `InvalidTopic`, `MessageRefused`."""
+        """Return a topic's number of queues. Raises `UnknownTopic`, `InvalidTopic`, `MessageRefused`."""
         queues = self._topics.known(topic)
         check_topic(topic)
         return queues
@@ -207,7 +209,7 @@ class QueueChoice:
 
 
 class _Turns(dict[str, Iterator[int]]):
-    """Topic to its round-robin counter."""
+    """The round-robin counter of each topic."""
 
     def __init__(self, ever_put: Callable[[str], int]) -> None:
         super().__init__()
@@ -219,7 +221,7 @@ class _Turns(dict[str, Iterator[int]]):
 
 
 def sendable(messages: Iterable[Message]) -> list[Message]:
-    """Drop reserved properties. Raises `MessageRefused` for other objects."""
+    """Return the messages without reserved properties. Raises `MessageRefused` for objects that are no messages."""
     if not isinstance(messages, Iterable):
         raise illegal(f"put_many takes an iterable of Message, not {type(messages).__name__}")
     return list(map(_sendable, messages))

@@ -39,7 +39,7 @@ _EVENTS_AT_ONCE = 4096  # bytes; remaining events end the next wait
 class Published(Protocol):
     """What a `Watch` waits for: the end of a log, or a folder whose files change.
 
-    rest_seconds: longest wait without a check by the caller.
+    rest_seconds: how long a `Watch` may wait before its caller has to check for changes.
     """
 
     path: Path
@@ -49,12 +49,13 @@ class Published(Protocol):
 
 
 class Watch(Opened):
-    """Sleeps until a writer publishes in one of the watched files, or until a thread calls `interrupt`.
+    """Waits until a writer publishes in one of the watched files, or until a thread calls `interrupt`.
 
     A user has few inotify instances (128 by default), so use one `Watch` per waiting thread for any number of readers.
 
-    Polls every `POLL_SECONDS` without inotify or above the user's limits of it, with `notified=False`, and in a
-    RocketMQ broker's directory. Every method except `close` raises `StoreClosed`, `StoreForked`.
+    A watch polls every `POLL_SECONDS` if inotify is not available or the user's limits of it are reached, with
+    `notified=False`, and in a RocketMQ broker's directory. Every method except `close` raises `StoreClosed`,
+    `StoreForked`.
     """
 
     def __init__(self, *, notified: bool = True) -> None:
@@ -64,7 +65,7 @@ class Watch(Opened):
 
     @staticmethod
     def of(end: Published) -> Watch:
-        """Polls if `end` has no file yet."""
+        """Return a watch of one end. It polls if `end` has no file yet."""
         watch = Watch(notified=end.path.exists())
         watch.add(end)
         return watch
@@ -77,7 +78,7 @@ class Watch(Opened):
         return POLL_SECONDS if ears.is_deaf else min((end.rest_seconds for end in self._ends), default=math.inf)
 
     def add(self, end: Published) -> None:
-        """Watch one more file. Read its confirm offset *after* this call, or a publication may be missed."""
+        """Watch one more file. Read its confirm offset *after* this call; otherwise a publication may be missed."""
         ears = self._open_ears()
         self._what = f"a watch of {end.path.parent}"
         self._ends.append(end)
@@ -92,11 +93,11 @@ class Watch(Opened):
         ears.wait(min(timeout, self._rest_seconds(ears), _LONGEST_WAIT_SECONDS))
 
     def interrupt(self) -> None:
-        """End the current wait, or else the next one."""
+        """End the current wait. If there is none, end the next one."""
         self._open_ears().interrupt()
 
     def close(self) -> None:
-        """End a current wait, too."""
+        """Close the watch, and end a current wait."""
         if not self._is_over:
             self._is_over = True
             ears, self._ears = self._ears, None
@@ -119,7 +120,9 @@ class Watch(Opened):
 
 
 class _Ears:
-    """The descriptors of a watch close after their last use, because a thread may wait during `Watch.close`."""
+    """The descriptors of a watch. They are closed after their last use, because a thread may wait during
+    `Watch.close`.
+    """
 
     def __init__(self, *, notified: bool) -> None:
         self.notify: inotify_simple.INotify | None = None
@@ -188,7 +191,7 @@ class Watches:
         self._lock = threading.RLock()  # re-entrant: a signal handler may call `close`
 
     def new(self) -> Watch:
-        """Return a watch outside the pool, which the caller must close."""
+        """Return a watch that does not belong to the pool. The caller must close it."""
         watch = Watch.of(self._end)
         with self._lock:
             self._all.add(watch)

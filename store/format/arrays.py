@@ -37,7 +37,7 @@ pc = _Compute()
 
 
 def arrow(values: npt.NDArray[Any], *, nulls: npt.NDArray[np.bool_] | None = None) -> pa.Array:
-    """values: shape (n,), native byte order. nulls: mask."""
+    """Return an Arrow array. values: shape (n,), native byte order. nulls: mask of null values."""
     validity = None if nulls is None else _bits(~nulls)
     data = _bits(values) if values.dtype == np.bool_ else pa.py_buffer(np.ascontiguousarray(values))
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [validity, data])
@@ -55,7 +55,7 @@ def numbers(array: pa.Array) -> npt.NDArray[Any]:
 
 
 def texts(values: Sequence[str]) -> pa.StringArray:
-    """Raises `UnicodeEncodeError` for a lone surrogate."""
+    """Return an Arrow array of texts. Raises `UnicodeEncodeError` for a lone surrogate."""
     joined = "".join(values)
     if joined.isascii():
         return _binary(joined.encode(), values).view(pa.string())
@@ -93,9 +93,9 @@ def _bits(values: npt.NDArray[np.bool_]) -> pa.Buffer:
 
 
 def flat(strings: pa.StringArray | pa.BinaryArray) -> tuple[Bytes, npt.NDArray[np.int64]]:
-    """Return the bytes of n strings, without a copy, and their bounds, shape (n + 1,), from 0 on.
+    """Return the bytes of n strings, without a copy, and their bounds from 0 on, shape (n + 1,).
 
-    `strings` may be a slice. Nulls have any length.
+    `strings` may be a slice. Nulls have an arbitrary length.
     """
     offsets, data = strings.buffers()[1:]
     if not len(strings):
@@ -106,12 +106,12 @@ def flat(strings: pa.StringArray | pa.BinaryArray) -> tuple[Bytes, npt.NDArray[n
 
 
 def lengths(strings: pa.StringArray | pa.BinaryArray) -> npt.NDArray[np.int64]:
-    """Return byte lengths, shape (n,). Nulls have any length."""
+    """Return byte lengths, shape (n,). Nulls have an arbitrary length."""
     return np.diff(flat(strings)[1])
 
 
 def cut(buffer: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> pa.BinaryArray:
-    """Copy bytes [start, start + size) of n pieces, which ascend without overlap. buffer: less than 2 GiB."""
+    """Copy bytes [start, start + size) of n pieces, which must ascend without overlap. buffer: less than 2 GiB."""
     if len(sizes) and sizes.min() > _INLINE_VIEW_BYTES:
         views = np.zeros((len(starts), 4), np.int32)  # Arrow's: length, first bytes, buffer, offset
         views[:, 0], views[:, 3] = sizes, starts

@@ -65,7 +65,7 @@ _EITHER = f"run 'pyspark-mq verify', or {_COPY}"
 
 
 def are_outside(times: Ints) -> Mask:
-    """Return a mask of the times (ms) out of the range of timestamps."""
+    """Return a mask of the times (ms) that a timestamp cannot have."""
     outside: Mask = (times < FIRST_MS) | (times > LAST_MS)
     return outside
 
@@ -74,8 +74,9 @@ DEFAULT_COLUMNS = tuple(COLUMNS)[:9]
 
 
 def check_columns(columns: Sequence[str]) -> None:
-    """Raises `InvalidColumns` for a name not in COLUMNS or given twice, and for no name: a batch without columns has no
-    number of rows.
+    """Raise `InvalidColumns` for a name that is not in COLUMNS or given twice, and for no name.
+
+    At least one name is needed, because a batch without columns has no number of rows.
     """
     if isinstance(columns, str) or not isinstance(columns, Sequence):
         raise InvalidColumns(f"columns={columns!r:.40}: give a list of names; there are {', '.join(COLUMNS)}")
@@ -148,7 +149,9 @@ class Block:
         return _DECODERS[name](self)
 
     def check_crc(self) -> None:
-        """Raises `CorruptRecord` for the first record that does not match its CRC, or else its body's."""
+        """Raise `CorruptRecord` for the first record that does not match its CRC. A record without one has a CRC of its
+        body.
+        """
         whole = self._records.have_property_crc
         self._need(
             crc_matches(self._records),
@@ -156,7 +159,7 @@ class Block:
         )
 
     def check_tags_codes(self, codes: Ints) -> None:
-        """Raises `CorruptRecord` for the first record whose tag does not match its entry's tags code."""
+        """Raise `CorruptRecord` for the first record whose tag does not match its entry's tags code."""
         wrong = are_wrong_codes(codes, self._tags, self._queue.topic)
         self._need(
             ~wrong, lambda row: f"its entry has tags code {codes[row]}, its record the tag {self._tags[row]}; {_EITHER}"
@@ -182,7 +185,7 @@ class Block:
         return self._records.properties
 
     def value(self, name: str) -> pa.StringArray:
-        """Return null for messages without the property."""
+        """Return a property's values, null for messages without it."""
         return self._properties.value(name)
 
     def moved(self, physical_offsets: Ints, *, with_proofs: bool = True) -> Bytes:
@@ -245,7 +248,9 @@ def _ints(block: Block, name: str, kind: pa.DataType) -> pa.Array:
 
 
 def _timestamps(block: Block, name: str) -> pa.TimestampArray:
-    """A time out of range becomes null: a producer may send any number, and no CRC covers it."""
+    """Return the times in a field. A time out of range is null: a producer may send any number, and no CRC
+    covers it.
+    """
     times = block._records.field(name)
     outside = are_outside(times)
     if not outside.any():
@@ -293,7 +298,9 @@ def _hosts(block: Block, which: str, bit: int) -> pa.StringArray:
 def _by_family(
     block: Block, which: str, bit: int, named: Callable[[npt.NDArray[np.uint8], Ints], pa.StringArray]
 ) -> pa.StringArray:
-    """Call `named` with ip and port (shape (k, 8 or 20)) of the IPv4 rows, then of the IPv6 rows."""
+    """Call `named` with ip and port (shape (k, 8 or 20)) of the IPv4 rows, then of the IPv6 rows, and join the
+    results.
+    """
     if block._records.hosts_are_v4:
         return named(block._records.v4_hosts(which), np.arange(len(block)))
     v6 = (block.field("sys_flag") & bit) != 0
@@ -310,7 +317,7 @@ def _by_family(
 
 
 def _trimmed(keys: pa.StringArray) -> pa.StringArray:
-    """RocketMQ's Go client adds a blank after the last key."""
+    """Return the keys without the blank that RocketMQ's Go client adds after the last one."""
     has_blanks = pc.any(pc.ends_with(keys, KEY_SEPARATOR)).as_py()
     return pc.utf8_rtrim(keys, KEY_SEPARATOR) if has_blanks else keys
 

@@ -39,7 +39,10 @@ _NEVER = 0
 
 
 class Waits(NamedTuple):
-    """The delays of n messages, shape (n,). levels: 0 for none. deliver_at: ms since 1970, 0 for none."""
+    """The delays of n messages, each of shape (n,).
+
+    levels: 0 if a message has none. deliver_at: ms since 1970, 0 if a message has none.
+    """
 
     levels: Ints
     deliver_at: Ints
@@ -73,7 +76,7 @@ class Waits(NamedTuple):
 
 
 def waiting(records: EncodedRecords, waits: Waits, encoding: Encoding) -> EncodedRecords:
-    """Readdress the delayed records."""
+    """Return the records with delayed ones addressed to the topics in which they wait."""
     starts = np.cumsum(records.sizes) - records.sizes
     view = RecordView(np.frombuffer(records.encoded(0, len(records)), np.uint8), starts, records.sizes)
     view.measure_topics()
@@ -89,7 +92,7 @@ def waiting(records: EncodedRecords, waits: Waits, encoding: Encoding) -> Encode
 
 
 def waiting_places(places: Places, waits: Waits) -> Places:
-    """Return where delayed messages for `places` wait."""
+    """Return the places at which delayed messages wait. places: the places to which they will be delivered."""
     levels, at, count = waits.levels, waits.deliver_at, len(places.queue_ids)
     by_level, by_time, anyhow = arrow(levels > 0), arrow(at > 0), arrow((levels > 0) | (at > 0))
     topics = pa.repeat(constant(places.topics), count) if isinstance(places.topics, str) else places.topics
@@ -111,14 +114,14 @@ def waiting_places(places: Places, waits: Waits) -> Places:
 def timer_slots(deliver_at: Ints) -> Ints:
     """Return the slots of RocketMQ's timer wheel for messages due at these times (ms).
 
-    The wheel delivers a slot when its time is over.
+    The wheel delivers the messages of a slot when the slot's time is over.
     """
     slots: Ints = (deliver_at - 1) // TIMER_PRECISION_MS * TIMER_PRECISION_MS
     return slots
 
 
 def real_places(copies: RecordCopies) -> tuple[pa.StringArray, Ints, npt.NDArray[np.bool_]]:
-    """Return the real topics and queue ids of delayed messages, and a mask of messages that have them."""
+    """Return the real topics and queue ids of delayed messages, and a mask of the messages that have both."""
     topics, queues = copies.value(PROPERTY_REAL_TOPIC), copies.value(PROPERTY_REAL_QUEUE)
     said = numbers(pc.and_(topics.is_valid(), pc.match_substring_regex(queues.fill_null(constant("")), "^[0-9]{1,9}$")))
     queue_ids = pc.if_else(arrow(said), queues, constant("0")).cast(pa.int64())

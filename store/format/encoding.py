@@ -59,7 +59,7 @@ def encode_columns(
     """Encode n messages in order.
 
     topics: one for all, or n. queue_ids: the chosen queues. now: ms. Raises `MessageRefused` for a body or properties
-    that are too large or could not be read back.
+    that are too large, and for content that could not be read again.
     """
     count = len(messages)
     body_lengths = lengths(messages.body)
@@ -99,8 +99,8 @@ def encode_columns(
 class RecordTopics(NamedTuple):
     """The topics of n records.
 
-    names: the distinct topics. which: index of each record's topic, or 0 for all. magic: of all, or each. each, same:
-    the bytes between body and properties: parts of length n, then bytes equal in all records.
+    names: the distinct topics. which: index of each record's topic, or 0 for all. magic: one for all, or n. each, same:
+    the bytes between body and properties: first the parts `each` (length n), then the bytes `same` for all records.
     """
 
     names: list[str]
@@ -159,7 +159,7 @@ def _headers(
 
 
 def _crcs(bodies: pa.BinaryArray) -> Ints:
-    """Releases the GIL at times for the thread that appends the previous piece."""
+    """Return the CRCs of bodies. Releases the GIL from time to time, for the thread that appends the previous piece."""
     crcs = np.empty(len(bodies), np.int64)
     rows = max(1, min(_CRC_ROWS, len(bodies) * _CRC_BYTES // max(1, int(lengths(bodies).sum()))))
     for first in range(0, len(bodies), rows):
@@ -214,7 +214,7 @@ def encoded_properties(messages: MessageColumns) -> pa.BinaryArray:
 
 
 def encode_property(name: str, values: pa.StringArray) -> tuple[bytes, pa.BinaryArray, bytes]:
-    """Encode as prefix, n values and suffix; "" for null and empty values, as in RocketMQ."""
+    """Encode a property as prefix, n values and suffix. Null and empty values are encoded as "", as in RocketMQ."""
     _check_separators(name, values)
     before, after = name.encode() + bytes([NAME_VALUE_SEPARATOR]), bytes([PROPERTY_SEPARATOR])
     encoded = values.cast(pa.binary())
@@ -245,7 +245,7 @@ def _encode_map(properties: pa.MapArray) -> pa.StringArray:
 
 
 def _check_separators(name: str, values: pa.StringArray) -> None:
-    """Refuse separators, and zeros that recovery would take for a lost sector."""
+    """Raise `MessageRefused` for separators, and for zeros that recovery would take for a lost sector."""
     data, _ = flat(values)
     if not (data <= max(NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR)).any():
         return
@@ -269,7 +269,7 @@ class NotColumns(Exception):
 def encode_list(
     messages: Sequence[Message], queue_ids: Sequence[int], encoding: Encoding, now: int
 ) -> EncodedRecords | list[EncodedRecord]:
-    """As `encode_messages`; many messages as columns."""
+    """Encode messages as `encode_messages`. Many messages are encoded as columns, which is faster."""
     if len(messages) >= MANY:
         try:
             topics, columns = _columns(messages, now)

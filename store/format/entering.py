@@ -84,7 +84,7 @@ NOT_FOR_PUTTING = frozenset(
 
 @lru_cache(maxsize=1024)
 def check_topic(topic: str) -> None:
-    """Raises `MessageRefused` for a broker's own topic, `InvalidTopic` for a bad name."""
+    """Raise `MessageRefused` for a broker's own topic, `InvalidTopic` for a bad name."""
     check_topic_name(topic)
     if topic in NOT_FOR_PUTTING:
         raise _illegal(f"topic {topic}: a broker's own, which it acts upon; put into a topic of yours")
@@ -115,7 +115,7 @@ def _illegal(reason: str) -> MessageRefused:
 
 
 def in_own_queue(sys_flags: Ints) -> Mask:
-    """Return a mask of the records that enter their own queue."""
+    """Return a mask of the records that have an entry in their own queue."""
     outside = np.isin(sys_flags & SYS_TRANSACTION_MASK, (SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK))
     inside: Mask = ~outside & (sys_flags & SYS_INNER_BATCH == 0)
     return inside
@@ -140,7 +140,7 @@ def are_wrong_codes(codes: Ints, tags: pa.StringArray, topic: str) -> Mask:
 
 
 def delivery_times(levels: pa.StringArray, store_timestamps: Ints) -> Ints:
-    """Return the tags codes of SCHEDULE_TOPIC entries, delivery times (ms); 0 for an invalid level.
+    """Return the tags codes of SCHEDULE_TOPIC entries, which are delivery times (ms); 0 for an invalid level.
 
     levels: property DELAY.
     """
@@ -178,7 +178,9 @@ class QueueEntry(NamedTuple):
 
 
 def light_places(properties: PropertyColumns, topics: list[str], topic_ids: Ints) -> Iterator[tuple[int, MessagePlace]]:
-    """Yield row and place of each record in each of its light queues. topic_ids: indices into `topics`."""
+    """Yield the row of each record that is in light queues, with its place in each. topic_ids: indices into
+    `topics`.
+    """
     queues = properties.value(PROPERTY_LIGHT_QUEUES)
     if queues.null_count == len(queues):
         return
@@ -189,7 +191,7 @@ def light_places(properties: PropertyColumns, topics: list[str], topic_ids: Ints
 
 
 def is_place_of(place: MessagePlace, own: MessagePlace, properties: Mapping[str, str]) -> bool:
-    """Whether `place` is a record's own place, or one in a light queue."""
+    """Return whether `place` is a record's own place, or one of its places in light queues."""
     names, offsets = properties.get(PROPERTY_LIGHT_QUEUES, ""), properties.get(PROPERTY_LIGHT_OFFSETS, "")
     return place == own or place in _light_places(own.topic, names, offsets)
 
@@ -218,8 +220,8 @@ def are_in_light_queue(properties: PropertyColumns, topic: str, queue_offsets: I
 def _light_places(topic: str, names: str, offsets: str) -> Iterator[MessagePlace]:
     """Yield the places from properties such as `INNER_MULTI_DISPATCH` a,b and `INNER_MULTI_QUEUE_OFFSET` 3,0.
 
-    A client may forge both, so only names of light queues count. Ignores both if they have different lengths, as
-    RocketMQ does.
+    A client may set both, so names that are no light queues are ignored. If they have different lengths, both are
+    ignored, as in RocketMQ.
     """
     if not names or not _has_light_queues(topic):
         return

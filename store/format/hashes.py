@@ -45,7 +45,7 @@ except ImportError:
 
 @cached_if_short
 def java_hash_code(text: str) -> int:
-    """Return a signed 32-bit integer over UTF-16 units."""
+    """Return Java's hash of a text: a signed 32-bit integer over UTF-16 units."""
     data = text.encode("utf-16-le", "surrogatepass")
     hashed = 0
     for unit in struct.unpack(f"<{len(data) // 2}H", data):  # faster than numpy for short strings
@@ -110,7 +110,7 @@ def _all_powers(base: int, count: int) -> npt.NDArray[np.uint32]:
 
 
 def key_hash(topic: str, key: str) -> int:
-    """Return 0 to 2^31 - 1."""
+    """Return the index hash of a key, from 0 to 2^31 - 1."""
     hashed = abs(java_hash_code(f"{topic}{INDEX_KEY_SEPARATOR}{key}"))
     return hashed if hashed <= _MAX_INT else 0
 
@@ -176,7 +176,7 @@ def _hash_names(topics: str | pa.StringArray, keys: pa.StringArray, owners: Ints
 
 
 def _positive(hashes: KeyHashes) -> KeyHashes:
-    """Return 0 for -2^31."""
+    """Return the absolute values of hashes, 0 for -2^31."""
     return np.maximum(np.abs(hashes), 0)
 
 
@@ -185,12 +185,12 @@ def body_crc(body: bytes) -> int:
 
 
 def property_crc(before: bytes) -> bytes:
-    """before: the record's other bytes."""
+    """Return the CRC property of a record. before: the record's other bytes."""
     return PROPERTY_CRC_NAME + crc_digits(np.array([body_crc(before)])).tobytes() + PROPERTY_CRC_END
 
 
 def crc_digits(crcs: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    """Return decimal digits, the last one first, shape (n, PROPERTY_CRC_DIGITS)."""
+    """Return the decimal digits of CRCs, the last digit first, shape (n, PROPERTY_CRC_DIGITS)."""
     digits, rest = np.empty((len(crcs), PROPERTY_CRC_DIGITS), np.uint8), crcs.astype(np.uint32)
     for column in digits.T:  # numpy divides faster by a scalar
         column[:] = rest % 10 + ord("0")
@@ -199,7 +199,7 @@ def crc_digits(crcs: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
 
 
 def crcs_of_digits(digits: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    """Return -1 for bytes that are no digits."""
+    """Return the CRCs from `crc_digits`, -1 for bytes that are no digits."""
     values = digits - np.uint8(ord("0"))
     crcs = (values.astype(np.float64) @ _TENS).astype(np.int64)  # a float64 has 15 digits
     crcs[(values > 9).any(axis=1)] = -1

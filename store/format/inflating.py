@@ -25,7 +25,10 @@ _STEP_BYTES = 256 << 10
 
 
 class BodyBounds(NamedTuple):
-    """body, batch: limits in bytes of one decompressed body, and of all in a batch. unreadable: see `ReadSpec`."""
+    """Limits of decompression.
+
+    body, batch: in bytes, of one decompressed body, and of all bodies in a batch. unreadable: see `ReadSpec`.
+    """
 
     body: int
     batch: int
@@ -33,15 +36,15 @@ class BodyBounds(NamedTuple):
 
 
 def decompress(body: bytes, sys_flag: int, max_bytes: int) -> bytes:
-    """The codec is in bits 0x700 of `sys_flag`. An empty body stays empty, as in RocketMQ.
+    """Decompress a body by the codec in bits 0x700 of `sys_flag`. An empty body stays empty, as in RocketMQ.
 
-    Raises `UnreadableBody`, and `MessageTooLarge` above `max_bytes`, with little more than `max_bytes` of memory.
+    Raises `UnreadableBody`, and `MessageTooLarge` above `max_bytes`. Needs little more memory than `max_bytes`.
     """
     return b"".join(_pieces(body, sys_flag, max_bytes))
 
 
 def inflated_size(body: bytes, sys_flag: int, max_bytes: int) -> int:
-    """Uses little memory. Raises as `decompress`."""
+    """Return the size of a body after decompression, with little memory. Raises as `decompress`."""
     return sum(map(len, _pieces(body, sys_flag, max_bytes)))
 
 
@@ -67,7 +70,7 @@ def _pieces(body: bytes, sys_flag: int, max_bytes: int) -> Iterator[bytes]:
 
 
 def named(error: UnreadableBody, where: object) -> UnreadableBody:
-    """Add the message's place, and how to continue after it."""
+    """Return the error with the message's place, and with advice how to continue after it."""
     return type(error)(
         f'{where}: {error}; read on with unreadable="null", of scan or as an option of a query, or from the next offset'
     )
@@ -139,7 +142,9 @@ def _zlib(body: bytes) -> Iterator[bytes]:
 
 
 def _arrow(codec: str, body: bytes) -> Iterator[bytes]:
-    """One-shot decoders need the decompressed size, which RocketMQ's frames may lack."""
+    """Yield decompressed pieces. Arrow's decoders for whole bodies need their size, which RocketMQ's frames may
+    lack.
+    """
     stream = pa.CompressedInputStream(pa.BufferReader(body), codec)
     while piece := stream.read(_STEP_BYTES):
         yield piece

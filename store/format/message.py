@@ -37,16 +37,13 @@ _ROOM_FOR_CRC = bytes(PROPERTY_CRC_BYTES)
 class Message:
     """A message to put.
 
-    body: a text is stored as UTF-8.
-    tags: one tag to select, without "|", control characters, or blanks around it.
-    keys: texts to find the message by, without blanks; a single text is one key.
-    properties: a put drops brokers' own properties (`entering.RESERVED`), so that a message that was read can be put
-    again.
-    queue_id: None lets the store choose: by the hash of `sharding_key` if there is one, else round robin.
-    born_timestamp: ms since the epoch, in the years 1 to 9999; None is now.
-    delay_level: 1 to 18 delay the delivery by 1, 5, 10, 30 s, 1 to 10, 20, 30 min, 1 h, 2 h. Above 18 counts as 18,
-    below 0 as 0.
-    deliver_at: time of the delivery if there is no level, ms since the epoch, at most three days away.
+    body: a text is stored as UTF-8. tags: one tag to select, without "|", control characters, or blanks around it.
+    keys: texts to find the message by, without blanks; a single text is one key. properties: a put drops properties
+    that brokers use (`entering.RESERVED`), so that a message that was read can be put again. queue_id: None lets the
+    store choose: by the hash of `sharding_key` if there is one, otherwise round robin. born_timestamp: ms since the
+    epoch, in the years 1 to 9999; None is now. delay_level: 1 to 18 delay the delivery by 1, 5, 10, 30 s, 1 to 10, 20,
+    30 min, 1 h, 2 h. Above 18 counts as 18, below 0 as 0. deliver_at: time of the delivery if there is no level, ms
+    since the epoch, at most three days away.
     """
 
     topic: str
@@ -62,7 +59,7 @@ class Message:
     deliver_at: int | None = None
 
     def all_properties(self) -> dict[str, str]:
-        """Include tags, keys and sharding key under RocketMQ's names."""
+        """Return the properties, with tags, keys and sharding key under RocketMQ's names."""
         check_mapping(self.properties)
         if self.tags is not None and not isinstance(self.tags, str):
             raise illegal(f"tags={self.tags!r:.80}: a message has one tag, a text; put more into keys or properties")
@@ -76,7 +73,7 @@ class Message:
         return properties
 
     def _all_keys(self) -> Sequence[str]:
-        """Raises `MessageRefused` for a key that no search could find."""
+        """Return the keys. Raises `MessageRefused` for a key that no search could find."""
         keys = (self.keys,) if isinstance(self.keys, str) else self.keys
         if not isinstance(keys, tuple | list | Sequence):
             raise illegal(f"keys={self.keys!r}: must be a text, or a sequence of texts")
@@ -88,7 +85,7 @@ class Message:
 def encode_messages(
     messages: Sequence[Message], queue_ids: Sequence[int], encoding: Encoding, now: int
 ) -> list[EncodedRecord]:
-    """queue_ids: the chosen queues. now: ms.
+    """Encode messages. queue_ids: the chosen queues. now: ms.
 
     Raises `MessageRefused` for a body or properties that are too large, for tags or keys that could not be found, and
     for values of wrong types.
@@ -148,7 +145,7 @@ def check_mapping(properties: object) -> None:
 
 
 def check_key(key: object) -> None:
-    """Raises `MessageRefused` for a key that is no text, or has a blank."""
+    """Raise `MessageRefused` for a key that is no text, or has a blank."""
     if not isinstance(key, str):
         raise illegal(f"key {key!r:.40}: must be a text")
     if KEY_SEPARATOR in key:
@@ -160,7 +157,7 @@ _NO_TAG = re.compile(NO_TAG)
 
 @cached_if_short
 def check_tag(tag: str) -> None:
-    """Raises `MessageRefused` for a tag that no subscription can select."""
+    """Raise `MessageRefused` for a tag that no subscription can select."""
     if _NO_TAG.search(tag):
         raise illegal(
             f"tag {tag!r}: a message has one tag, without '|', control characters, or blanks around it: "
@@ -169,7 +166,7 @@ def check_tag(tag: str) -> None:
 
 
 def whole_number(name: str, value: object) -> int:
-    """Raises `MessageRefused` for another type, such as "1" or 1.0."""
+    """Return an integer. Raises `MessageRefused` for another type, such as "1" or 1.0."""
     try:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -177,7 +174,7 @@ def whole_number(name: str, value: object) -> int:
 
 
 def check_fits(name: str, value: object, bits: int) -> None:
-    """Raises `MessageRefused` for a number of more than `bits` bits."""
+    """Raise `MessageRefused` for a number of more than `bits` bits."""
     number = value if type(value) is int else whole_number(name, value)
     if not -(1 << bits - 1) <= number < 1 << bits - 1:
         raise illegal(f"{name} {value}: must fit a signed {bits}-bit integer")

@@ -98,8 +98,10 @@ class MessageColumns:
 
 
 def as_table(messages: object) -> pa.Table | pa.RecordBatchReader:
-    """Takes a pyarrow Table, RecordBatch or RecordBatchReader, a pandas data frame, or any object with the Arrow stream
-    interface. Raises `InvalidColumns` for another object, and for wrong names or types of columns.
+    """Return messages as a pyarrow table or stream, after checking the columns' names and types.
+
+    messages: a pyarrow Table, RecordBatch or RecordBatchReader, a pandas data frame, or any object with the Arrow
+    stream interface. Raises `InvalidColumns` for another object, and for wrong names or types of columns.
     """
     table = _as_table(messages)
     names = table.schema.names
@@ -175,7 +177,7 @@ def _in_one(name: str, column: pa.ChunkedArray) -> pa.Array:
 
 
 def _cast(name: str, column: pa.Array, kind: pa.DataType, fits: Callable[[pa.DataType], bool]) -> pa.Array:
-    """Arrow would also cast between numbers and text."""
+    """Cast a column if its type fits. Arrow alone would also cast between numbers and text."""
     if column.type == kind:
         return column
     try:
@@ -268,7 +270,7 @@ def _integers(name: str, column: pa.Array) -> Ints:
 
 
 def _valid(name: str, texts: pa.StringArray) -> pa.StringArray:
-    """Arrow does not check buffers for UTF-8."""
+    """Return the texts. Raises `InvalidColumns` if they are not UTF-8, because Arrow does not check that by itself."""
     try:
         texts.validate(full=True)
     except pa.ArrowInvalid as error:

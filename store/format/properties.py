@@ -31,7 +31,8 @@ _END = constant(bytes([PROPERTY_SEPARATOR]))
 
 
 def encode_properties(properties: Mapping[str, str], behind: bytes = b"") -> bytes:
-    """Encode a user's properties, followed by `behind`. Skips empty values, which RocketMQ's parser drops.
+    """Encode a user's properties, followed by `behind`. Empty values are left out, because RocketMQ's parser drops
+    them.
 
     Raises `MessageRefused` for a value that is no text, a separator in a name or value, an empty name, a lone
     surrogate, zeros that look like a lost sector, and more than 32,767 bytes.
@@ -67,7 +68,7 @@ def join_properties(properties: Mapping[str, str], behind: bytes = b"") -> bytes
 
 
 def too_many_zeros(what: str) -> MessageRefused:
-    """Recovery would take the zeros for a lost sector, the log's end."""
+    """Return the error for zeros that recovery would take for a lost sector, and so for the log's end."""
     return MessageRefused(
         PutStatus.MESSAGE_ILLEGAL,
         f"{what}: {SECTOR_BYTES} zeros in a row look like a sector that the device lost; put such values into the body",
@@ -85,8 +86,8 @@ def properties_too_large(length: int) -> MessageRefused:
 def decode_properties(encoded: bytes) -> dict[str, str]:
     """Decode as `MessageDecoder.string2messageProperties`, without the record's checksum.
 
-    The last separator may be missing. Pieces without a name or a value are ignored. Of several values of a name the
-    last wins.
+    The last separator may be missing. Pieces without a name or a value are ignored. If a name has several values, the
+    last one is returned.
     """
     properties = dict(_PIECES.findall(encoded.decode("utf-8", "replace")))
     properties.pop(PROPERTY_CRC, None)
@@ -115,7 +116,7 @@ class PropertyColumns:
         self._starts, self._splits, self._ends = starts, splits, ends
 
     def value(self, name: str) -> pa.StringArray:
-        """Return null for messages without the property."""
+        """Return a property's values, null for messages without it."""
         if self._layout is not None:
             return self._column(self._layout, name.encode())
         pieces = self._named(name.encode())
@@ -137,7 +138,7 @@ class PropertyColumns:
         return _strings(self._data, self._splits[pieces] + 1, self._ends[pieces])
 
     def maps(self) -> pa.MapArray:
-        """Leaves out the record's checksum. No nulls."""
+        """Return the properties as maps, without the record's checksum. No nulls."""
         keep = ~self._overridden
         keep[self._named(PROPERTY_CRC.encode())] = False
         offsets = np.searchsorted(self._rows[keep], np.arange(self._count + 1)).astype(np.int32)
@@ -158,7 +159,7 @@ class PropertyColumns:
 
     @cached_property
     def _layout(self) -> list[bytes] | None:
-        """The names of the pieces if all messages have the same in the same order, as is usual.
+        """The names of the pieces if all messages have the same in the same order, as is usual. Otherwise None.
 
         The pieces then form a matrix with one column per name.
         """
@@ -216,7 +217,7 @@ def dicts(maps: pa.MapArray) -> list[dict[str, str]]:
 
 
 def _strings(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> pa.StringArray:
-    """Ranges ascend without overlap. Replaces bytes that are not UTF-8."""
+    """Return texts from ranges, which must ascend without overlap. Bytes that are not UTF-8 are replaced."""
     if not len(starts):
         return texts([])
     taken = cut(data, starts, ends - starts)

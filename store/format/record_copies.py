@@ -47,8 +47,8 @@ _KEPT = ("body_crc", "flag", "sys_flag", "born_timestamp", "born_port", "reconsu
 class Places(NamedTuple):
     """The destinations of n copies, and their differences from the originals.
 
-    topics: one for all, or n. properties: name to values, null or "" for none. fields: header field to values. delays:
-    ms, see `EncodedRecords`.
+    topics: one for all, or n. properties: maps each changed property to its values; null or "" removes it. fields: maps
+    each changed header field to its values. delays: ms, see `EncodedRecords`.
     """
 
     topics: str | pa.StringArray
@@ -62,8 +62,8 @@ class Places(NamedTuple):
 class RecordCopies:
     """The content of n stored records.
 
-    headers: with a born host of IPv6 size; an IPv4 host is in its first bytes. bodies: as stored. properties: encoded,
-    without the record's checksum.
+    headers: with space for an IPv6 born host; an IPv4 host is in its first bytes. bodies: as stored. properties:
+    encoded, without the record's checksum.
     """
 
     headers: npt.NDArray[np.void]
@@ -75,7 +75,7 @@ class RecordCopies:
 
     @staticmethod
     def of(records: RecordView) -> RecordCopies:
-        """The records must be sound and ascending, with measured topics."""
+        """Copy records, which must be sound and ascending, with measured topics."""
         headers = np.zeros(len(records), _WIDEST)
         for name in _KEPT:
             headers[name] = records.field(name)
@@ -91,7 +91,7 @@ class RecordCopies:
 
     @staticmethod
     def of_messages(messages: Sequence[StoredMessage]) -> RecordCopies:
-        """Copy messages from another log, or deleted ones. Raises `MessageRefused`."""
+        """Copy messages that are from another log, or deleted here. Raises `MessageRefused`."""
         headers = np.zeros(len(messages), _WIDEST)
         headers["body_crc"] = [body_crc(each.body) for each in messages]
         headers["body_length"] = [len(each.body) for each in messages]
@@ -121,7 +121,7 @@ class RecordCopies:
         return RecordCopies(self.headers[rows], self.bodies.take(index), self.properties.take(index))
 
     def value(self, name: str) -> pa.StringArray:
-        """Return null for messages without the property."""
+        """Return a property's values, null for messages without it."""
         return self._named.value(name)
 
     def field(self, name: str) -> Ints:
@@ -135,8 +135,9 @@ class RecordCopies:
         """Yield the copies as records, in order.
 
         Records with IPv6 born hosts are in pieces of their own. So are records with zeros in their properties that
-        recovery would take for a lost sector; these get a checksum even without `encoding.with_crc`. Does not limit
-        bodies, which are in the log already. Raises `MessageRefused` for properties that become too large.
+        recovery would take for a lost sector; these get a checksum even without `encoding.with_crc`. The size of bodies
+        is not limited, because they are in the log already. Raises `MessageRefused` for properties that become too
+        large.
         """
         tags, keys, unique_keys = map(self.value, (PROPERTY_TAGS, PROPERTY_KEYS, PROPERTY_UNIQ_KEY))
         filed = (unique_keys, keys, tags if encoding.with_tags else None) if encoding.with_keys else (None, None, None)
@@ -200,7 +201,7 @@ def _may_have_lost_sector(properties: pa.BinaryArray) -> Mask:
 
 
 def _ended(properties: pa.BinaryArray) -> pa.BinaryArray:
-    """A client may omit the last separator."""
+    """Return properties that end with a separator, which a client may omit."""
     data, bounds = flat(properties)
     if not len(data):
         return properties
@@ -227,7 +228,7 @@ def _lengths(part: pa.BinaryArray | bytes) -> Ints | int:
 
 
 def _as(headers: npt.NDArray[np.void], kind: np.dtype[np.void]) -> npt.NDArray[np.void]:
-    """The born host of `kind` may be shorter."""
+    """Return the headers with another dtype, in which the born host may be shorter."""
     made = np.empty(len(headers), kind)
     for name in kind.names or ():
         made[name] = headers[name][:, : kind[name].shape[0]] if kind[name].shape else headers[name]

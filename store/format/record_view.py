@@ -47,8 +47,8 @@ _SYS_HOST_V6 = SYS_BORN_HOST_V6 | SYS_STORE_HOST_V6
 class RecordView:
     """n records at `positions` of `view`, of `sizes` bytes according to their entries or headers.
 
-    view: at least as long as a record header. *_starts are positions in `view`, *_lengths are bytes, undefined for
-    records that are not `sound`. All results have length n.
+    view: at least as long as a record header. *_starts are positions in `view`, *_lengths are bytes. Both are undefined
+    for records that are not `sound`. All results have length n.
     """
 
     def __init__(self, view: Bytes, positions: Ints, sizes: Ints) -> None:
@@ -83,7 +83,7 @@ class RecordView:
         return gather(self.view, self._inside(self.field_positions(name)), RECORD_HEADER[name].str)
 
     def field_positions(self, name: str) -> Ints:
-        """IPv6 hosts shift the fields after them."""
+        """Return a field's positions in `view`. IPv6 hosts shift the fields after them."""
         offset = field_offset(RECORD_HEADER, name)
         positions = self.positions + offset
         if self.hosts_are_v4:
@@ -147,7 +147,7 @@ class RecordView:
         self._set_parts(starts, lengths, properties_lengths)
 
     def slices(self, starts: Ints, lengths: Ints) -> pa.BinaryArray:
-        """All records must be sound."""
+        """Return bytes of each record. All records must be sound."""
         return cut(self.view, starts, lengths)
 
     @cached_property
@@ -157,12 +157,12 @@ class RecordView:
 
     @cached_property
     def properties(self) -> pa.BinaryArray:
-        """Encoded properties. Requires as `crc_matches`."""
+        """Encoded properties. The records must be as for `crc_matches`."""
         return self.slices(self.properties_starts, self.properties_lengths)
 
     @cached_property
     def have_property_crc(self) -> Mask:
-        """Mask of the records that end with a CRC of the whole record. Requires as `crc_matches`."""
+        """Mask of the records that end with a CRC of the whole record. The records must be as for `crc_matches`."""
         if self.properties_lengths.sum() < _CRC_WORD.nbytes:
             return np.zeros(len(self), np.bool_)
         data, bounds = flat(self.properties)  # denser than the log
@@ -189,14 +189,15 @@ class RecordView:
         self.sound &= (properties_lengths >= 0) & (self.properties_starts + properties_lengths == self.ends)
 
     def _inside(self, positions: Ints) -> Ints:
-        """Return 0 for records that are not sound."""
+        """Return the positions, 0 for records that are not sound."""
         return positions if self.sound.all() else np.where(self.sound, positions, 0)
 
 
 def moved_records(records: RecordView, physical_offsets: Ints, *, with_proofs: bool = True) -> Bytes:
-    """Return the records back to back, with new log offsets and matching CRCs. Requires as `crc_matches`.
+    """Return the records back to back, with new log offsets and matching CRCs. The records must be as for
+    `crc_matches`.
 
-    with_proofs: keep the offset in the other log from which a delayed message was delivered.
+    with_proofs: whether delivered messages keep the log offset of their delayed record, which refers to the old log.
     """
     data, bounds = flat(records.slices(records.positions, records.sizes))
     data = data.copy()
@@ -214,9 +215,9 @@ def moved_records(records: RecordView, physical_offsets: Ints, *, with_proofs: b
 
 
 def crc_matches(records: RecordView) -> Mask:
-    """Check each record's CRC of the whole record, or else its body's, or else nothing.
+    """Return a mask of the records that match their CRC: of the whole record if they have one, otherwise of the body.
 
-    All must be sound, with expected or measured topics.
+    An empty body without a CRC of the record matches. All records must be sound, with expected or measured topics.
     """
     whole = records.have_property_crc
     if whole.all():

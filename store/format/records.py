@@ -48,16 +48,13 @@ class Encoding:
 
 @dataclass(frozen=True, slots=True)
 class EncodedRecords:
-    """n records, complete except for the fields that `stamp` sets; arrays have length n unless noted.
+    """n records, complete except for the fields that `stamp` sets. Arrays have length n unless noted.
 
-    headers: dtype RECORD_HEADER.
-    rests: the parts after each header; an array has a value per record, bytes are the same in all.
-    sizes: bytes.
-    queues: index into `destinations`, the distinct (topic, queue id) pairs.
-    tags_codes: Java hash of the tags, 0 without.
-    delays: delay in SCHEDULE_TOPIC, ms; 0 for other records.
-    key_hashes: length m, for the index. key_rows: length m, record of each, ascending.
-    with_crc: each record's last PROPERTY_CRC_BYTES are reserved for a CRC of all bytes before them.
+    headers: dtype RECORD_HEADER. rests: the parts after each header. An array has a value for each record, bytes are
+    the same in all. sizes: bytes. queues: index into `destinations`, the distinct (topic, queue id) pairs. tags_codes:
+    Java hash of the tags, 0 if there are none. delays: delay in SCHEDULE_TOPIC, ms; 0 for other records. key_hashes:
+    length m, for the index. key_rows: length m, the record of each key, ascending. with_crc: whether each record's last
+    PROPERTY_CRC_BYTES are reserved for a CRC of all bytes before them.
     """
 
     headers: npt.NDArray[np.void]
@@ -107,7 +104,7 @@ class EncodedRecords:
 
 
 def write_crcs(data: Bytes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> None:
-    """Write each record's CRC into the bytes reserved for it; records in ascending order."""
+    """Write each record's CRC into the bytes reserved for it. The records must be in ascending order."""
     crcs = crcs_between(data, starts, ends - PROPERTY_CRC_BYTES)
     template = np.frombuffer(property_crc(b""), np.uint8)
     last = np.repeat(template[None], len(starts), axis=0)
@@ -168,7 +165,7 @@ class EncodedRecord(NamedTuple):
 
 
 def set_field(records: EncodedRecords | Sequence[EncodedRecord], name: str, values: npt.ArrayLike) -> None:
-    """values: one for all records, or n."""
+    """Set a header field of records. values: one for all records, or n."""
     if isinstance(records, EncodedRecords):
         records.headers[name] = values
         return
@@ -180,7 +177,9 @@ def set_field(records: EncodedRecords | Sequence[EncodedRecord], name: str, valu
 
 
 def as_columns(records: EncodedRecords | Sequence[EncodedRecord]) -> EncodedRecords:
-    """records: at least one. Raises `MessageRefused` for more bytes than columns can have."""
+    """Return records as columns. records: at least one. Raises `MessageRefused` for more bytes than columns can
+    have.
+    """
     return records if isinstance(records, EncodedRecords) else _columns(records)
 
 

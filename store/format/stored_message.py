@@ -1,4 +1,4 @@
-"""Messages that were read: decoded from one record (MessageDecoder), or from columns."""
+"""Messages that were read, decoded from one record (MessageDecoder) or from columns."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def decode_record(record: bytes, where: object, *, check_crc: bool = True) -> St
 
 
 def stored_messages(block: Block) -> list[StoredMessage]:
-    """Decode as `decode_record`, with the queue id of the block."""
+    """Decode the messages of a block as `decode_record`, with the queue id of the block."""
 
     def column(name: str) -> list[str]:
         return block.column(name).to_pylist()  # type: ignore[no-any-return]
@@ -180,9 +180,9 @@ def stored_messages(block: Block) -> list[StoredMessage]:
 
 
 def adds_up(size: int, read: Callable[[int, int], bytes]) -> bool:
-    """Whether the lengths of a record's parts add up to `size` bytes.
+    """Return whether the lengths of a record's parts add up to `size` bytes.
 
-    read: takes a position in the record and a length; returns the bytes, fewer at the end.
+    read: takes a position in the record and a length, and returns the bytes, fewer at the end.
     """
     begin = read(0, _HEADERS[True][True].size)
     if len(begin) < _HEADER.size:
@@ -210,7 +210,7 @@ def _wrong(where: object, what: str) -> CorruptRecord:
 
 
 def must_match_entry(message: StoredMessage, entry: QueueEntry) -> None:
-    """Raises `CorruptRecord` if the queue entry does not match its message."""
+    """Raise `CorruptRecord` if the queue entry does not match its message."""
     tag = message.properties.get(PROPERTY_TAGS)
     own = MessagePlace(*message[:3])
     is_code = entry.tags_code == java_hash_code(tag or "") or (  # faster for one
@@ -237,7 +237,7 @@ def inflated(message: StoredMessage, where: object, max_bytes: int) -> StoredMes
 
 
 def inflated_or_raw(message: StoredMessage, max_bytes: int) -> StoredMessage:
-    """An unreadable body remains as stored, with property `BODY_ERROR`."""
+    """Decompress the body. An unreadable body is left as it is stored, and property `BODY_ERROR` has the reason."""
     try:
         return inflated(message, "", max_bytes)
     except UnreadableBody as error:

@@ -25,7 +25,7 @@ TOPICS_OF_NOTES: Final = frozenset({COMMITS_TOPIC, PRODUCERS_TOPIC})  # foreign 
 
 
 def check_topic_name(topic: str) -> None:
-    """Raises `InvalidTopic` for a name that RocketMQ rejects (TopicValidator and the broker's put hook)."""
+    """Raise `InvalidTopic` for a name that RocketMQ rejects (TopicValidator and the broker's put hook)."""
     if not isinstance(topic, str):
         raise not_a_name(topic)
     limit = MAX_RETRY_TOPIC_BYTES if topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)) else MAX_TOPIC_BYTES
@@ -36,7 +36,7 @@ def check_topic_name(topic: str) -> None:
 
 
 def is_folder_name(topic: str) -> bool:
-    """Whether a topic is a valid folder name. A damaged name must not lead out of the store."""
+    """Return whether a topic is a valid folder name. A damaged name must not lead out of the store."""
     try:
         size = len(topic.encode(errors="surrogateescape"))  # the system's file names need not be UTF-8
     except UnicodeEncodeError:  # a lone surrogate
@@ -49,12 +49,12 @@ def not_a_name(topic: object) -> InvalidTopic:
 
 
 def is_internal_topic(topic: str) -> bool:
-    """Whether a topic is a system topic (TopicValidator), or has copies: retries, dead letters, messages of light
-    queues.
+    """Return whether a topic is a system topic (TopicValidator), or has copies: retries, dead letters, messages of
+    light queues.
     """
     return topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)) or needs_no_entry(topic)
 
 
 def needs_no_entry(topic: str) -> bool:
-    """Whether a broker's table may lack a topic: light queues, and system topics in some versions."""
+    """Return whether a broker's table may lack a topic: light queues, and system topics in some versions."""
     return topic in SYSTEM_TOPICS or topic.startswith((SYSTEM_TOPIC_PREFIX, LIGHT_PREFIX))
