@@ -173,9 +173,9 @@ class Group(Protocol):
     ) -> Member:
         """Join the group, and create it if it does not exist.
 
-        exclusive: this member takes all queues or none, so others leave it out when they allocate queues. instance:
-        RocketMQ's instanceName, unique among the current members. A broadcasting member finds its offsets by this name
-        after a restart. Default: a new name; DEFAULT for broadcasting.
+        exclusive: this member takes all queues or none, so others leave it out when they allocate queues.
+        instance: RocketMQ's instanceName, unique among the current members. A broadcasting member finds its offsets by
+        this name after a restart. Default: a new name; DEFAULT for broadcasting.
 
         Raises `InvalidGroup`, and `GroupConflict` if members have other subscriptions, models or order, or the same
         instance.

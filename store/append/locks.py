@@ -115,8 +115,8 @@ _NOBODY_SEEN = (
 class StoreLock(Opened):
     """A lock on one byte of the lock file, for one `MessageStore`.
 
-    place: detects that the lock file was replaced: then this lock does not exclude locks on the new file. threads:
-    excludes threads that share this object; `held` acquires it first.
+    place: detects that the lock file was replaced: then this lock does not exclude locks on the new file.
+    threads: excludes threads that share this object; `held` acquires it first.
     """
 
     def __init__(self, root: Path, timeout: float = _TIMEOUT_SECONDS, byte: int = _APPEND_BYTE) -> None:

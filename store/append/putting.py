@@ -61,8 +61,8 @@ class RecordMaker:
         ever_put: Callable[[str], int],
         delaying: Callable[[], None] = lambda: None,
     ) -> None:
-        """ever_put: returns the number of messages that a topic ever had. delaying: called before a put of delayed
-        messages, outside the append lock.
+        """ever_put: returns the number of messages that a topic ever had.
+        delaying: called before a put of delayed messages, outside the append lock.
         """
         self._queues = QueueChoice(topics, ever_put)
         self._delaying = delaying

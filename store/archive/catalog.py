@@ -121,9 +121,9 @@ Segments = tuple[Segment, ...]
 class ArchivedQueue:
     """The archived part of one queue. Its log and its entries are each contiguous.
 
-    next_offset: the next queue offset to archive if there are no entries. indexed_from: the index has the keys of all
-    messages from this queue offset on. last: fingerprint of the last archived message, with its offset in the store's
-    log.
+    next_offset: the next queue offset to archive if there are no entries.
+    indexed_from: the index has the keys of all messages from this queue offset on.
+    last: fingerprint of the last archived message, with its offset in the store's log.
 
     indexed_from and last are None if a broker wrote the archive.
     """

@@ -42,7 +42,8 @@ _WRONG = "it was changed or cut; restore it from a copy"
 def segment_bytes(items: Items, begin: int, end: int, slots: int = INDEX_SLOTS) -> bytes:
     """Encode a segment.
 
-    items: ordered by offset in each queue. begin: store time (ms) to which the `seconds` of the items are relative.
+    items: ordered by offset in each queue.
+    begin: store time (ms) to which the `seconds` of the items are relative.
     end: the latest store time, ms.
     """
     items = items[::-1]

@@ -162,9 +162,10 @@ def _without_place(record: bytes) -> bytes:
 class ArchiveState(NamedTuple):
     """How far each queue is archived.
 
-    begins: the queue offset at which archiving continues. last: fingerprint of the message before that offset, None if
-    unknown. passed: the errors of queues that cannot be archived. If one queue belongs to another store or its topic
-    was recreated, all queues of the topic are listed.
+    begins: the queue offset at which archiving continues.
+    last: fingerprint of the message before that offset, None if unknown.
+    passed: the errors of queues that cannot be archived. If one queue belongs to another store or its topic was
+    recreated, all queues of the topic are listed.
     """
 
     begins: dict[Queue, int]

@@ -51,10 +51,12 @@ _LOCK_FILE = f"{CONFIG_DIR}/archive.lock"
 class ArchiveOrder:
     """The messages that one run copies to the archive, and those that it deletes there.
 
-    queues: all queues of each topic. end_of: returns the offset up to which a queue is archived, at most its published
-    end. may_begin: whether to begin an archive if the URL has none. False if the store's settings name it.
-    reserved_hours: delete messages stored longer ago; None keeps all. forgetting: topics and their queues in the store.
-    Archived messages that these queues do not continue are deleted first.
+    queues: all queues of each topic.
+    end_of: returns the offset up to which a queue is archived, at most its published end.
+    may_begin: whether to begin an archive if the URL has none. False if the store's settings name it.
+    reserved_hours: delete messages stored longer ago; None keeps all.
+    forgetting: topics and their queues in the store. Archived messages that these queues do not continue are deleted
+    first.
     """
 
     queues: Sequence[Queue]

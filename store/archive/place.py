@@ -39,8 +39,8 @@ class _SeenMetadata(NamedTuple):
 class ArchivePlace:
     """One broker's archive.
 
-    url: for error messages, without secrets. folder, metadata: paths of the cluster's folder and of the metadata
-    object, relative to the URL.
+    url: for error messages, without secrets.
+    folder, metadata: paths of the cluster's folder and of the metadata object, relative to the URL.
     """
 
     def __init__(self, url: str, objects: Objects, folder: str, metadata: str) -> None:

@@ -81,8 +81,8 @@ def _is_old(segment: Segment, before: int) -> bool:
 def forget(place: ArchivePlace, catalog: Catalog, standing: ArchiveState, topics: Mapping[str, Sequence[Queue]]) -> int:
     """Delete archived queues that the store's queues do not continue. Return the number of deleted messages.
 
-    topics: maps each topic to its queues in the store. A topic without queues is deleted from the archive. standing:
-    the state of these queues.
+    topics: maps each topic to its queues in the store. A topic without queues is deleted from the archive.
+    standing: the state of these queues.
 
     If the process is killed, the next call deletes the remaining objects. The caller must hold the lock
     `of_store.alone`. Raises `UnknownTopic`, `ObjectsUnavailable`.

@@ -29,10 +29,13 @@ _ONE_WAY = "All members of a group do the same; end the others first, or join a 
 class MemberEntry:
     """A member of a consumer group.
 
-    id: host@instance. resets: the number of the group's resets that the member has seen. heard: time of the last
-    heartbeat, as `time.monotonic()`, which all processes of a host share. boot: the kernel's boot id. claims: maps each
-    queue to the time of the member's last request for it. asks: the queues that it requests from other members. slots:
-    its queues, in their order in the file of its offsets.
+    id: host@instance.
+    resets: the number of the group's resets that the member has seen.
+    heard: time of the last heartbeat, as `time.monotonic()`, which all processes of a host share.
+    boot: the kernel's boot id.
+    claims: maps each queue to the time of the member's last request for it.
+    asks: the queues that it requests from other members.
+    slots: its queues, in their order in the file of its offsets.
     """
 
     id: str

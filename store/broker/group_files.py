@@ -161,8 +161,8 @@ class Resets:
     def add(self, positions: Positions, whose: str = ALL, by_all: int = 0, by_any: int = 0) -> None:
         """Record a reset.
 
-        by_all: the number of resets that all members have seen; these are dropped. by_any: the highest number that a
-        member has seen, because the file may be lost or older.
+        by_all: the number of resets that all members have seen; these are dropped.
+        by_any: the highest number that a member has seen, because the file may be lost or older.
         """
         count, resets = self.read()
         count = max(count, by_any)

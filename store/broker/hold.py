@@ -56,8 +56,10 @@ class HeldRequest:
     """A request that waits for messages.
 
     wake: called once, with this request and the reason, in the waiting thread or inside `hold`. It must be quick and
-    raise nothing. codes: accepted tags codes, None for all. deadline: `time.monotonic()`. noticed: no message before
-    this queue offset matches.
+    raise nothing.
+    codes: accepted tags codes, None for all.
+    deadline: `time.monotonic()`.
+    noticed: no message before this queue offset matches.
     """
 
     topic: str

@@ -50,8 +50,9 @@ def send_back(
     """Put failed messages back for their group, in one append. Return the places of the copies, in order.
 
     level: the delay level. 0: level 3 after the first failure, one more after each further one, up to 18. Below 0: dead
-    letters at once. max_reconsume_times: retries before a message becomes a dead letter; default: the group's setting
-    (`retryMaxTimes`), 16 if unset. Dead letters are logged. Missing topics are created.
+    letters at once.
+    max_reconsume_times: retries before a message becomes a dead letter; default: the group's setting (`retryMaxTimes`),
+    16 if unset. Dead letters are logged. Missing topics are created.
 
     The messages may be from the store's archive, or deleted. Raises `CorruptStore` for an invalid setting,
     `InvalidGroup`, and the errors of `MessageStore.put`.

@@ -47,10 +47,12 @@ def broker_names(text: str) -> frozenset[str]:
 class ClusterAddress:
     """A `LogAddress` of a cluster: the brokers that some name servers know.
 
-    name_servers: "host:port" of each. consumer_group: the group in whose name messages are pulled. tls: None for plain
-    connections. patience: for how many seconds a failed request is repeated. broker_timeout: how many seconds reads and
-    sends wait for a broker that does not answer. brokers: the names of all brokers; empty if only the name servers know
-    them.
+    name_servers: "host:port" of each.
+    consumer_group: the group in whose name messages are pulled.
+    tls: None for plain connections.
+    patience: for how many seconds a failed request is repeated.
+    broker_timeout: how many seconds reads and sends wait for a broker that does not answer.
+    brokers: the names of all brokers; empty if only the name servers know them.
     fails_over: whether messages go to another broker if theirs does not answer.
     """
 

@@ -53,8 +53,9 @@ _DELIVERED = "delivered"
 class DeliveryProgress(NamedTuple):
     """Which delayed messages are delivered.
 
-    levels: maps each delay level to its next queue offset. timers: the delivered messages of TIMER_TOPIC. delivered_to:
-    the log offset `to`, None if a broker delivered last.
+    levels: maps each delay level to its next queue offset.
+    timers: the delivered messages of TIMER_TOPIC.
+    delivered_to: the log offset `to`, None if a broker delivered last.
     """
 
     levels: Mapping[int, int]

@@ -62,7 +62,8 @@ class Levels:
         """Start after the delivered messages.
 
         offsets: maps each level to its next queue offset, limited to the offsets of the queue, as in RocketMQ.
-        delivered: log offsets of further messages that are delivered. ends: recorded ends of queues.
+        delivered: log offsets of further messages that are delivered.
+        ends: recorded ends of queues.
         """
         self._log = log
         self._levels: dict[int, _Level] = {}

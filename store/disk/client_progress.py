@@ -121,8 +121,8 @@ class _ReachedFile(msgspec.Struct):
 class Reached(NamedTuple):
     """The progress of a named producer.
 
-    sequences: the last sequence of each topic, before queue offset `since` of PRODUCERS_TOPIC. was_open: whether the
-    producer was not closed, so that it may have sent more.
+    sequences: the last sequence of each topic, before queue offset `since` of PRODUCERS_TOPIC.
+    was_open: whether the producer was not closed, so that it may have sent more.
     """
 
     sequences: dict[str, int]

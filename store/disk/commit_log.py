@@ -33,8 +33,10 @@ _HEAD_BYTES = RECORD_HEADER["total_size"].itemsize  # while it is zero, readers 
 class Placement:
     """The positions of an append's n records.
 
-    physical_offsets: log offsets, shape (n,). end: log offset after the last record. runs: [first, last) records of
-    each contiguous piece, at most one per segment. blanks: log offsets from which a segment stays unused.
+    physical_offsets: log offsets, shape (n,).
+    end: log offset after the last record.
+    runs: [first, last) records of each contiguous piece, at most one per segment.
+    blanks: log offsets from which a segment stays unused.
     """
 
     physical_offsets: npt.NDArray[np.int64]

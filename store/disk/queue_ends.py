@@ -60,9 +60,9 @@ class _QueueEndsFile(msgspec.Struct):
 class QueueEnds:
     """The ends of queues and index files when the log ended at `at` (bytes).
 
-    of: queue offset after the last entry of each queue that has any. index: log offset of the last record in each index
-    file, by file name, unless the file has records after `at`. gaps: ranges of the log before `at` whose records are
-    not in `of` yet.
+    of: queue offset after the last entry of each queue that has any.
+    index: log offset of the last record in each index file, by file name, unless the file has records after `at`.
+    gaps: ranges of the log before `at` whose records are not in `of` yet.
     """
 
     at: int
@@ -198,8 +198,8 @@ class QueueEnds:
         announced: log offset up to which an unfinished append may have written; `end` if there is none. Entries after a
         queue's end are allowed if that append wrote to the queue (`Appender.repair` undoes it), or if the log cannot
         tell. Any other such entry shows that the files are newer than the log. None allows them all, because recovery
-        truncates them. rebuilds_index: the caller rebuilds the index after its `trusted` files, so later keys may be
-        missing.
+        truncates them.
+        rebuilds_index: the caller rebuilds the index after its `trusted` files, so later keys may be missing.
         """
         root = log.segments.directory.parent
         table = TopicTable(root)

@@ -54,9 +54,11 @@ class Life(NamedTuple):
 class QueueInLog:
     """The state of one queue after a part of the log was read.
 
-    max_offset: queue offset after its last record. lives: ascending; empty before the first record. is_cut: the log's
-    beginning was deleted, so the first record may have any queue offset. is_remembered: only the end is known, and not
-    from the queue's files. restarted_at: log offset of the record whose queue offset decreased, 0 if there is none.
+    max_offset: queue offset after its last record.
+    lives: ascending; empty before the first record.
+    is_cut: the log's beginning was deleted, so the first record may have any queue offset.
+    is_remembered: only the end is known, and not from the queue's files.
+    restarted_at: log offset of the record whose queue offset decreased, 0 if there is none.
     passed_over: queue and log offsets of records that name this queue wrongly.
     """
 

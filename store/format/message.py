@@ -37,13 +37,16 @@ _ROOM_FOR_CRC = bytes(PROPERTY_CRC_BYTES)
 class Message:
     """A message to put.
 
-    body: a text is stored as UTF-8. tags: one tag to select, without "|", control characters, or blanks around it.
-    keys: texts to find the message by, without blanks; a single text is one key. properties: a put drops properties
-    that brokers use (`entering.RESERVED`), so that a message that was read can be put again. queue_id: None lets the
-    store choose: by the hash of `sharding_key` if there is one, otherwise round robin. born_timestamp: ms since the
-    epoch, in the years 1 to 9999; None is now. delay_level: 1 to 18 delay the delivery by 1, 5, 10, 30 s, 1 to 10, 20,
-    30 min, 1 h, 2 h. Above 18 counts as 18, below 0 as 0. deliver_at: time of the delivery if there is no level, ms
-    since the epoch, at most three days away.
+    body: a text is stored as UTF-8.
+    tags: one tag to select, without "|", control characters, or blanks around it.
+    keys: texts to find the message by, without blanks; a single text is one key.
+    properties: a put drops properties that brokers use (`entering.RESERVED`), so that a message that was read can be
+    put again.
+    queue_id: None lets the store choose: by the hash of `sharding_key` if there is one, otherwise round robin.
+    born_timestamp: ms since the epoch, in the years 1 to 9999; None is now.
+    delay_level: 1 to 18 delay the delivery by 1, 5, 10, 30 s, 1 to 10, 20, 30 min, 1 h, 2 h. Above 18 counts as 18,
+    below 0 as 0.
+    deliver_at: time of the delivery if there is no level, ms since the epoch, at most three days away.
     """
 
     topic: str

@@ -47,8 +47,10 @@ _KEPT = ("body_crc", "flag", "sys_flag", "born_timestamp", "born_port", "reconsu
 class Places(NamedTuple):
     """The destinations of n copies, and their differences from the originals.
 
-    topics: one for all, or n. properties: maps each changed property to its values; null or "" removes it. fields: maps
-    each changed header field to its values. delays: ms, see `EncodedRecords`.
+    topics: one for all, or n.
+    properties: maps each changed property to its values; null or "" removes it.
+    fields: maps each changed header field to its values.
+    delays: ms, see `EncodedRecords`.
     """
 
     topics: str | pa.StringArray

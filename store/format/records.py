@@ -50,11 +50,14 @@ class Encoding:
 class EncodedRecords:
     """n records, complete except for the fields that `stamp` sets. Arrays have length n unless noted.
 
-    headers: dtype RECORD_HEADER. rests: the parts after each header. An array has a value for each record, bytes are
-    the same in all. sizes: bytes. queues: index into `destinations`, the distinct (topic, queue id) pairs. tags_codes:
-    Java hash of the tags, 0 if there are none. delays: delay in SCHEDULE_TOPIC, ms; 0 for other records. key_hashes:
-    length m, for the index. key_rows: length m, the record of each key, ascending. with_crc: whether each record's last
-    PROPERTY_CRC_BYTES are reserved for a CRC of all bytes before them.
+    headers: dtype RECORD_HEADER.
+    rests: the parts after each header. An array has a value for each record, bytes are the same in all.
+    sizes: bytes.
+    queues: index into `destinations`, the distinct (topic, queue id) pairs.
+    tags_codes: Java hash of the tags, 0 if there are none.
+    delays: delay in SCHEDULE_TOPIC, ms; 0 for other records.
+    key_hashes: length m, for the index. key_rows: length m, the record of each key, ascending.
+    with_crc: whether each record's last PROPERTY_CRC_BYTES are reserved for a CRC of all bytes before them.
     """
 
     headers: npt.NDArray[np.void]

@@ -140,12 +140,14 @@ class MessageFilter(Protocol):
 class ReadSpec:
     """The options of a read.
 
-    columns: names of `store.COLUMNS`, in the order of the batches. check_crc: compare bodies with their checksums.
+    columns: names of `store.COLUMNS`, in the order of the batches.
+    check_crc: compare bodies with their checksums.
     max_rows, max_bytes: limits of one batch, which has at least one row. The bytes are those of records, and of
-    decompressed bodies. max_body_bytes: limit of one decompressed body, None for the log's own limit. unreadable: how
-    to treat a body that does not decompress or exceeds the limit. "error" raises `UnreadableBody` after the messages
-    before it; "null" reads it as null; "raw" returns the stored bytes and keeps the compression bit of `sysFlag`. With
-    "null" and "raw", column `bodyError` has the reason.
+    decompressed bodies.
+    max_body_bytes: limit of one decompressed body, None for the log's own limit.
+    unreadable: how to treat a body that does not decompress or exceeds the limit. "error" raises `UnreadableBody` after
+    the messages before it; "null" reads it as null; "raw" returns the stored bytes and keeps the compression bit of
+    `sysFlag`. With "null" and "raw", column `bodyError` has the reason.
     """
 
     columns: tuple[str, ...]

@@ -45,8 +45,8 @@ class GetStatus(Enum):
 class GetResult:
     """Result of `get_message`. All offsets are queue offsets.
 
-    max_offset: the offset after the last message. records: pieces of the log, each of complete records; set instead of
-    `messages` if `GetRequest.as_records` is true.
+    max_offset: the offset after the last message.
+    records: pieces of the log, each of complete records; set instead of `messages` if `GetRequest.as_records` is true.
     """
 
     status: GetStatus

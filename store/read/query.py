@@ -145,8 +145,8 @@ def messages_with_key(
 
     The result is exact: keys are compared, and times in milliseconds. RocketMQ compares hashes, and seconds.
 
-    has: returns whether a message is still in its queue. times_from: log offset from which store times ascend, None if
-    unknown.
+    has: returns whether a message is still in its queue.
+    times_from: log offset from which store times ascend, None if unknown.
     """
     found: dict[int, StoredMessage] = {}
     known_from = LONG_MAX if times_from is None else times_from

@@ -40,9 +40,12 @@ _SHORT_MAX = (1 << 15) - 1
 class Command:
     """A request or an answer.
 
-    code: a `RequestCode`; in an answer, a `ResponseCode`. fields: of the code's header. remark: an error message.
-    opaque: a number that is the same in a request and its answer. flag: `CommandFlag`. frame_bytes: the size of the
-    received frame.
+    code: a `RequestCode`; in an answer, a `ResponseCode`.
+    fields: of the code's header.
+    remark: an error message.
+    opaque: a number that is the same in a request and its answer.
+    flag: `CommandFlag`.
+    frame_bytes: the size of the received frame.
     """
 
     code: int

@@ -22,10 +22,14 @@ _logger = logging.getLogger("store.remoting")
 class Connection(asyncio.Protocol):
     """A connection, used in the thread of its event loop.
 
-    frames: received bytes that are not a complete frame or not handled yet. peer, here: "host:port" of both ends. ip,
-    port: of the peer if it has an IPv4 address. heard: `time.monotonic()` when data last arrived. stuck_since:
-    `time.monotonic()` since when the connection waits for the rest of a frame, or for the peer to read; None if it does
-    not. account: the access key of the last signed request. is_over: set before `lost` is called.
+    frames: received bytes that are not a complete frame or not handled yet.
+    peer, here: "host:port" of both ends.
+    ip, port: of the peer if it has an IPv4 address.
+    heard: `time.monotonic()` when data last arrived.
+    stuck_since: `time.monotonic()` since when the connection waits for the rest of a frame, or for the peer to read;
+    None if it does not.
+    account: the access key of the last signed request.
+    is_over: set before `lost` is called.
     """
 
     def __init__(
@@ -36,8 +40,11 @@ class Connection(asyncio.Protocol):
         fed: Callable[[Connection], None] = lambda connection: None,
         secure: Secure | None = None,
     ) -> None:
-        """received: called with each command. lost: called once, with the reason. made: called before TLS begins. fed:
-        called when received data was handled. secure: begins TLS, as a loop's `start_tls` does.
+        """received: called with each command.
+        lost: called once, with the reason.
+        made: called before TLS begins.
+        fed: called when received data was handled.
+        secure: begins TLS, as a loop's `start_tls` does.
         """
         self._received = received
         self._lost = lost

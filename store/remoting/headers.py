@@ -260,7 +260,9 @@ class DeleteGroup(Header, frozen=True):
 class ResetOffset(Header, frozen=True):
     """INVOKE_BROKER_TO_RESET_OFFSET, RESET_CONSUMER_CLIENT_OFFSET.
 
-    timestamp: ms since 1970; -1 for the end. is_force: whether to also move forward. queue_id: below 0 for all queues.
+    timestamp: ms since 1970; -1 for the end.
+    is_force: whether to also move forward.
+    queue_id: below 0 for all queues.
     offset: used instead of the time if it is not negative.
     """
 

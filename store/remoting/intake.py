@@ -25,13 +25,15 @@ class ServerLimits:
     """What a server accepts from its clients.
 
     connections: most connections, and at most half of the process's file descriptors, because the store needs the rest.
-    Over this limit, a connection of the address with most connections is closed. requests, body_bytes: most unanswered
-    requests of one connection, and the bytes of their bodies. At this limit, the connection is not read. memory_bytes:
-    for all connections. Half is for unanswered requests, except held pulls; when it is used up, no connection is read.
-    The other half is for unfinished frames; when it is used up, the connection with the largest frame is closed.
+    Over this limit, a connection of the address with most connections is closed.
+    requests, body_bytes: most unanswered requests of one connection, and the bytes of their bodies. At this limit, the
+    connection is not read.
+    memory_bytes: for all connections. Half is for unanswered requests, except held pulls; when it is used up, no
+    connection is read. The other half is for unfinished frames; when it is used up, the connection with the largest
+    frame is closed.
     unproven_frame_bytes: with accounts, the largest frame before a correctly signed request. A message of 4 MiB fits.
-    idle_seconds: a connection without requests for so long is closed. stuck_seconds: a connection that does not finish
-    a frame or read its answers for so long is closed.
+    idle_seconds: a connection without requests for so long is closed.
+    stuck_seconds: a connection that does not finish a frame or read its answers for so long is closed.
     """
 
     connections: int = 4096

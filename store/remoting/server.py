@@ -61,8 +61,9 @@ class Processors:
     """The handlers of requests, by code.
 
     quick: run in the loop's thread, so they must not block. They return None if a worker must handle the request.
-    waiting: run in `workers`, and may block. lost: called in the loop's thread with each closed connection. check:
-    raises `RequestRefused` if the sender may not make a request; None allows all.
+    waiting: run in `workers`, and may block.
+    lost: called in the loop's thread with each closed connection.
+    check: raises `RequestRefused` if the sender may not make a request; None allows all.
     """
 
     workers: WorkerPool

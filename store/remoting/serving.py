@@ -172,8 +172,9 @@ def serve(
     """Serve a store that is open for writing to RocketMQ's clients, in threads, until `close`.
 
     listen: "host:port". Port 0 selects a free port, see `Serving.address`. Routes have the address by which a client
-    connected. access: the rights of accounts; None allows all requests. tls: if given, clients have to use TLS
-    (`useTLS`).
+    connected.
+    access: the rights of accounts; None allows all requests.
+    tls: if given, clients have to use TLS (`useTLS`).
 
     Other processes, and other objects of this process, may use the store concurrently. Raises `InvalidArgument` for a
     malformed address, `StoreUnavailable` if it cannot listen.

@@ -34,8 +34,8 @@ class Filed(Enum):
 class Plan(NamedTuple):
     """How to recover a directory.
 
-    begin: start of the walk. trusted: the log is on the device up to this point. filed: index files to keep. left_well:
-    whether the last writer closed the store, so that no bytes are expected after the end.
+    begin: start of the walk. trusted: the log is on the device up to this point. filed: index files to keep.
+    left_well: whether the last writer closed the store, so that no bytes are expected after the end.
     """
 
     begin: Point

@@ -57,8 +57,8 @@ class QueuesCheck:
         """Check the names and sizes of queue files. A queue with a bad or missing file is reported and not compared.
 
         is_compared: returns, for a topic and a log offset, whether to compare the record. False for records of deleted
-        topics and batch queues. deletions: see `Topics.deletions`. patience: total seconds to wait for a broker to
-        write queue entries.
+        topics and batch queues.
+        deletions: see `Topics.deletions`. patience: total seconds to wait for a broker to write queue entries.
         """
         self._all_queues = queues
         self._log = log

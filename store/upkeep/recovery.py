@@ -40,9 +40,11 @@ _REMEDY = "restore the segment from a copy, or read what is left with read_only=
 class RecoveryDecision(NamedTuple):
     """The changes that a recovery will write.
 
-    begin, end: log offsets of the walk. queues: the ranges and entries of queues according to the log; later entries
-    are cut. index_files: the files to keep. filed_from: log offset from which keys are added to the index. times_from,
-    keys_from: see `PublishedEnd`.
+    begin, end: log offsets of the walk.
+    queues: the ranges and entries of queues according to the log; later entries are cut.
+    index_files: the files to keep.
+    filed_from: log offset from which keys are added to the index.
+    times_from, keys_from: see `PublishedEnd`.
     """
 
     begin: int
@@ -340,7 +342,8 @@ class _KeptIndex:
         """Return the files to keep, and the log offset from which keys are added again.
 
         Keys can only be added after the last file. If earlier keys are missing, as after a broker's recovery, no file
-        is kept. begin, end: log offsets of the walk.
+        is kept.
+        begin, end: log offsets of the walk.
         """
         names = self._trusted(plan.filed)
         if begin == self._log.min_offset():  # drop zeroed files: all keys would be added to the last one again

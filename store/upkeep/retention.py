@@ -90,9 +90,10 @@ def _reason(config: StoreConfig, moment: CleanMoment) -> Reason:
 class Cleaned:
     """The files that one step deleted, or would delete.
 
-    log, queues, index: paths, oldest first. taken: bytes that they took on the device. min_offset: the log's first
-    offset after the step. kept: number of expired segments that stay, because they have messages that are not archived
-    or delivered yet.
+    log, queues, index: paths, oldest first.
+    taken: bytes that they took on the device.
+    min_offset: the log's first offset after the step.
+    kept: number of expired segments that stay, because they have messages that are not archived or delivered yet.
     """
 
     reason: Reason
