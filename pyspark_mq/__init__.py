@@ -36,6 +36,6 @@ def __getattr__(name: str) -> Any:
     try:
         from pyspark_mq.datasource import DefaultSource
     except ImportError as error:
-        # hasattr() in Spark's look-up ignores only this error. Any other would break every Python data source.
+        # Spark looks up data sources with hasattr(), which ignores only this error. Another would break the look-up.
         raise AttributeError(f"pyspark-mq needs PySpark 4.2 or later: {error}") from error
     return DefaultSource

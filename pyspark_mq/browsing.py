@@ -40,7 +40,7 @@ FORMS = "earliest, latest, an offset (17), an age (10m, 2h, 3d) or a time (2013-
 
 @dataclass(frozen=True)
 class PointInTime:
-    """milliseconds: since 1970."""
+    """A `Place` given as a time. milliseconds: since 1970."""
 
     milliseconds: int
 
@@ -51,7 +51,7 @@ ENDS: tuple[End, ...] = ("earliest", "latest")
 
 
 def place_of(text: str) -> Place:
-    """Parse a `Place`. A time without a zone is local. Raises `InvalidArgument`."""
+    """Parse one of `FORMS`. A time without a zone is local. Raises `InvalidArgument`."""
     for word in ENDS:
         if text == word:
             return word
@@ -64,7 +64,7 @@ def place_of(text: str) -> Place:
 
 
 def seconds_of(text: str) -> float:
-    """Raises `InvalidArgument`."""
+    """Parse an age such as "10m". Raises `InvalidArgument`."""
     found = _AGE.fullmatch(text)
     if found is None:
         raise InvalidArgument(f"{text!r} is not an age. Give one such as 90s, 10m, 2h or 3d")
@@ -86,7 +86,7 @@ def bounds_of(log: Log, topic: str, queue: int | None = None) -> dict[Queue, Bou
     topics = log.topics()
     # For an unknown topic the log may raise a more helpful error than the one below.
     queues = topics.get(topic, (Queue(topic, 0),))
-    if queue is not None:  # in a cluster, each broker has one with this number
+    if queue is not None:  # in a cluster, each broker may have a queue with this number
         queues = tuple(each for each in queues if each.queue_id == queue) or (Queue(topic, queue),)
     bounds = log.bounds(queues)
     if topic not in topics:
@@ -102,7 +102,7 @@ def bounds_of(log: Log, topic: str, queue: int | None = None) -> dict[Queue, Bou
 
 
 def offsets_at(log: Log, bounds: Mapping[Queue, Bounds], place: Place) -> Positions:
-    """Return the offset of a place in each queue of `bounds`. Raises `UnknownQueue`.
+    """Return the offset of a place in each queue of `bounds`. Raises `UnknownQueue` for a queue deleted since.
 
     A place that is an offset applies to all queues.
     """
@@ -123,8 +123,8 @@ def _must_be_there(queues: Iterable[Queue], there: Container[Queue]) -> None:
         )
 
 
-# An arrival ends a wait at once. This limits the delay until `follow` notices new queues, messages that a broker has
-# not dispatched yet, and a closed pipe.
+# A new message ends a wait at once. This is the longest delay until `follow` notices a new queue, a message that a
+# broker dispatches late, or a closed pipe.
 WAIT_SECONDS = 1.0
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 _EPOCH = datetime.fromtimestamp(0, UTC)
@@ -136,6 +136,7 @@ _BY_LOG = itemgetter("physicalOffset")
 
 
 def rows_of(columns: tuple[str, ...], message_filter: MessageFilter, unreadable: Unreadable = "error") -> ReadSpec:
+    """Return the spec for `between`: `columns`, and those that order the rows."""
     return ReadSpec(tuple(dict.fromkeys((*columns, *_ORDER))), message_filter, unreadable=unreadable)
 
 
@@ -167,11 +168,11 @@ def newest(log: Log, begin: Positions, end: Positions, count: int, spec: ReadSpe
 def follow(
     log: Log, topic: str, begin: Positions, queue: int | None, spec: ReadSpec, last: Fingerprints
 ) -> Iterator[Iterator[Row]]:
-    """Yield rounds of messages: first those from `begin` on, then one round for each arrival. Never ends.
+    """Yield iterators of messages, without end: the first from `begin` on, each later one over the messages since.
 
     last: fingerprints of the messages before `begin`. A queue that is added or recreated later is read from its first
-    message. After its broker was missing, a queue continues at its offset. Exhaust each round before the next. Raises
-    `UnknownTopic`, `UnknownQueue`, `OffsetLost`, `OffsetNotYet`.
+    message. After its broker was missing, a queue continues at its offset. Exhaust each iterator before the next.
+    Raises `UnknownTopic`, `UnknownQueue`, `OffsetLost`, `OffsetNotYet`.
     """
     while True:
         bounds = bounds_of(log, topic, queue)
@@ -206,7 +207,7 @@ def _rows(log: Log, wanted: QueueRange, spec: ReadSpec) -> Iterator[Row]:
 
 
 def _rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
-    """Unlike `to_pylist`, import no pandas to convert times."""
+    """Return the rows as dicts. `RecordBatch.to_pylist` would import pandas to convert times."""
     columns = [_times(column) if column.type == TIMESTAMP else column.to_pylist() for column in batch.columns]
     return (dict(zip(batch.schema.names, row, strict=True)) for row in zip(*columns, strict=True))
 

@@ -1,6 +1,6 @@
 """`DefaultSource`, the data source that Spark finds for `format("mq")`.
 
-Other modules are imported when they are needed, to keep Spark's look-up fast.
+Other modules are imported on first use, to keep Spark's look-up of data sources fast.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class DefaultSource(DataSource):
         return "mq"
 
     def source_options(self) -> SourceOptions:
-        """A source for another kind of log overrides this to set its address.
+        """Return the parsed options of a query. A subclass for another kind of log overrides this to set its
+        address.
 
         Raises `OptionError`, and `ImportError` for an incompatible PySpark or a wrong package `store`.
         """
@@ -45,7 +46,7 @@ class DefaultSource(DataSource):
         return SourceOptions.parse(self.options)
 
     def write_options(self) -> WriteOptions:
-        """Raises as `source_options`."""
+        """Return the parsed options of a write. Raises as `source_options`."""
         require_pyspark()
         require_own_store()
         from pyspark_mq.options.sink import WriteOptions
@@ -53,7 +54,8 @@ class DefaultSource(DataSource):
         return WriteOptions.parse(self.options)
 
     def schema(self) -> StructType:
-        """Return the default columns: a write's if a view has only options of writes, else a query's.
+        """Return the default columns: of a write if the options are only those of writes, as of a view for INSERT INTO,
+        else of a query.
 
         This is the first call of `load()`, so the path and the topics are checked here. Raises as `source_options` and
         `check_before_planning`.
@@ -76,7 +78,7 @@ class DefaultSource(DataSource):
         options = self.source_options()
         from pyspark_mq.source.batch_reader import MqBatchReader
 
-        freeze_loaded_objects()  # this object was unpickled, so __init__ did not run
+        freeze_loaded_objects()  # here, because Spark unpickles this object without __init__
         return MqBatchReader(options, schema)
 
     def streamReader(self, schema: StructType) -> MqStreamReader | RefusedStream:

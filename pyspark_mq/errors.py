@@ -1,7 +1,7 @@
 """The errors of the Spark source and sink. `losses` decides which losses of data are errors.
 
-An old PySpark, or another package named `store`, raises `ImportError`: these classes cannot be imported then. Errors of
-the store itself (`store.model.errors`) are not wrapped. `StoreError` catches all.
+An old PySpark, or another package named `store`, raises `ImportError`, because these classes cannot be imported then.
+Errors of the store itself (`store.model.errors`) are not wrapped. `StoreError` is the base of both.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ _NOT_AVAILABLE = ["", "NA"]
 
 
 def load_flights() -> pa.Table:
-    """Return the flights in order of scheduled departure, with the columns of the source.
+    """Return the flights in order of scheduled departure, with the columns of the data file.
 
     Numbers are int64, `time_hour` is timestamp[s, UTC]. Missing values are null. Raises `FlightsMissing`.
     """
@@ -41,7 +41,7 @@ def scheduled(flights: pa.Table) -> pa.Array:
 
 
 def as_messages(flights: pa.Table) -> pa.Table:
-    """Return a table for `MessageStore.append_table`."""
+    """Return a table for `MessageStore.append_table`: a message for each flight, with a JSON object as its body."""
     return pa.table(
         {
             "body": json_objects(flights),
@@ -53,7 +53,9 @@ def as_messages(flights: pa.Table) -> pa.Table:
 
 
 def json_objects(table: pa.Table) -> pa.ChunkedArray:
-    """Columns are integers, timestamps, or strings without control characters. Nulls are kept."""
+    """Return a JSON object for each row, as strings. Columns have integers, timestamps, or strings without control
+    characters.
+    """
     parts: list[pa.Scalar | pa.ChunkedArray] = []
     for name, column in zip(table.column_names, table.columns, strict=True):
         parts.append(pa.scalar(f'{"," if parts else "{"}"{name}":'))

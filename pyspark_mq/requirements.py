@@ -1,4 +1,5 @@
-"""Checks of the requirements: our own package `store`, PySpark and Java. Their errors are clearer than the later ones.
+"""Checks of the requirements: our own package `store`, PySpark and Java. Without them, later errors would be less
+clear.
 
 PyPI has a package `store`, which overwrites ours if both are installed. So this module imports nothing from `store`.
 """

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _SETTINGS = {
-    "spark.sql.execution.pyspark.udf.hideTraceback.enabled": "true",  # of the source's errors
+    "spark.sql.execution.pyspark.udf.hideTraceback.enabled": "true",  # shows errors of the source without a traceback
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.showConsoleProgress": "false",  # the progress bar overwrites a program's output
 }

@@ -1,1 +1,1 @@
-"""The offsets of a query: in its checkpoint, at its start and end, and of lost messages."""
+"""The offsets of a query: its checkpoint, its start and end, and the detection of lost messages."""

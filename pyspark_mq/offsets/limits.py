@@ -1,7 +1,7 @@
 """The starts and ends of a query: options such as `startingOffsets` and `startingTimestamp`, resolved to offsets.
 
 As in Spark's Kafka source, a time takes precedence over times by queue, and these over offsets. Relative values are an
-addition: "-1000" is the last 1,000 messages of each queue, and "-10 minutes" is that long before the query is planned.
+addition: "-1000" means the last 1,000 messages of each queue, and "-10 minutes" that long before planning.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _UNITS_MS = {
 
 
 def milliseconds_of(text: str) -> float | None:
-    """Parse a duration, such as "10 minutes". Return None for another text."""
+    """Parse a duration, such as "10 minutes", to ms. Return None for any other text."""
     length = _LENGTH.fullmatch(text.strip())
     unit = _UNITS_MS.get(length[2].lower()) if length else None
     return None if length is None or unit is None else float(length[1]) * unit
@@ -53,14 +53,17 @@ class Limit(Protocol):
     """The start or the end of a query. Frozen and picklable."""
 
     def resolve(self, log: Log, bounds: Mapping[Queue, Bounds]) -> Positions:
-        """Return an offset for each subscribed queue. bounds: of these queues. Raises `OptionError`.
+        """Return an offset for each subscribed queue. bounds: of the subscribed queues. Raises `OptionError`.
 
-        Only an offset that a user or a group gave may be outside of the bounds. `log` may have grown since.
+        Only offsets from an option or a group may be outside of the bounds. The log may have grown since `bounds` was
+        read.
         """
 
 
 @dataclass(frozen=True)
 class EarliestOrLatest:
+    """The first offset of each queue (EARLIEST), or its end (LATEST)."""
+
     offset: int
 
     def resolve(self, log: Log, bounds: Mapping[Queue, Bounds]) -> Positions:
@@ -69,6 +72,8 @@ class EarliestOrLatest:
 
 @dataclass(frozen=True)
 class LastMessages:
+    """The last `count` messages of each queue."""
+
     count: int
 
     def resolve(self, log: Log, bounds: Mapping[Queue, Bounds]) -> Positions:
@@ -77,13 +82,13 @@ class LastMessages:
 
 @dataclass(frozen=True)
 class OffsetsByQueue:
-    """An offset for each queue, or EARLIEST or LATEST. option: its name."""
+    """An offset for each queue, or EARLIEST or LATEST. option: the option's name, for errors."""
 
     option: str
     offsets: Positions
 
     def resolve(self, log: Log, bounds: Mapping[Queue, Bounds]) -> Positions:
-        """Raises `OptionError` unless exactly the subscribed queues are named, as in Spark's Kafka source."""
+        """As in Spark's Kafka source, raises `OptionError` unless exactly the subscribed queues are named."""
         _same_queues(self.option, self.offsets, bounds, "-2 for the earliest and -1 for the latest offset of a queue")
         return {queue: _offset(self.offsets[queue], bound) for queue, bound in bounds.items()}
 
@@ -92,8 +97,8 @@ class OffsetsByQueue:
 class Time:
     """The first message of each queue that was stored at or after a time.
 
-    timestamp: ms since 1970; negative: relative to now. unmatched: if all messages are older. A relative time then
-    gives the latest offset.
+    timestamp: ms since 1970; a negative one is relative to now. unmatched: what to do if all messages are older. With a
+    relative time, it is always the latest offset.
     """
 
     option: str
@@ -109,6 +114,8 @@ class Time:
 
 @dataclass(frozen=True)
 class TimesByQueue:
+    """As `Time`, with a time in ms since 1970 for each queue."""
+
     option: str
     timestamps: Positions
     unmatched: Strategy
@@ -125,7 +132,9 @@ class GroupPosition:
     group: str
 
     def resolve(self, log: Log, bounds: Mapping[Queue, Bounds]) -> Positions:
-        """Keep offsets outside of their queues: they show a loss. A queue deleted concurrently gets no offset."""
+        """Offsets outside of their queues are kept, because they show a loss. A queue deleted concurrently gets no
+        offset.
+        """
         positions = {queue: first for queue, (first, _) in bounds.items()} | log.committed(self.group, bounds)
         there = log.bounds(positions)
         for queue, (_, end) in there.items():  # the group may have read past `bounds` since
@@ -135,7 +144,9 @@ class GroupPosition:
 
 
 def parse_offsets(option: str, text: str, group: str | None = None) -> Limit:
-    """Parse `startingOffsets` or `endingOffsets`. group: for the value "group". Raises `OptionError`."""
+    """Parse `startingOffsets` or `endingOffsets`. group: the group that the value "group" means. Raises
+    `OptionError`.
+    """
     word = text.strip().lower()
     if word in ("earliest", "latest"):
         return EarliestOrLatest(EARLIEST if word == "earliest" else LATEST)
@@ -224,9 +235,9 @@ def require_order(start: Limit, end: Limit) -> None:
 
 
 def says(limit: Limit, offset: int) -> str | None:
-    """Return for which queues a limit is `offset`, EARLIEST or LATEST, for an error.
+    """Return for which queues a limit is `offset` (EARLIEST or LATEST), as a part of an error message.
 
-    The text is "" for all queues and " for <queue>" for one; None means none.
+    The text is "" for all queues, " for <queue>" for one queue, and None for no queue.
     """
     if isinstance(limit, EarliestOrLatest):
         return "" if limit.offset == offset else None
@@ -242,7 +253,7 @@ def _strategy(name: str, given: Mapping[str, str]) -> Strategy:
 
 
 def _first_given(given: Mapping[str, str], parsers: Mapping[str, Callable[[str, str], Limit]]) -> Limit | None:
-    """Parse all given options, so that an invalid one raises an error. The first one counts."""
+    """Parse all given options, so that an invalid one raises an error. Return the first in the order of `parsers`."""
     limits = [parse(name, given[name]) for name, parse in parsers.items() if name in given]
     return limits[0] if limits else None
 

@@ -1,4 +1,4 @@
-"""Messages that a query counts on and that are lost: all cases, their detection, and how the query continues.
+"""Lost messages that a query had to read: all cases, how they are detected, and how the query continues.
 
     case      detected by                                   true    with failOnDataLoss=false the query continues
     EXPIRED   a queue's first message is after the query's  fails   at the first message
@@ -31,7 +31,7 @@ _log = logging.getLogger("pyspark_mq")
 
 
 class Case(Enum):
-    """first, end: the present bounds of the queue."""
+    """How messages were lost. first, end: the present bounds of the queue."""
 
     EXPIRED = "older messages were deleted, and the queue's first message is now {first}"
     CUT = "the queue ends at {end}, so it was recreated or truncated"
@@ -47,14 +47,19 @@ class Case(Enum):
 
 
 class Loss(NamedTuple):
-    """lost: an empty range if the number of messages is unknown. there: the present bounds of the queue."""
+    """A loss of messages in one queue.
+
+    lost: their range; empty if their number is unknown. there: the present bounds of the queue.
+    """
 
     lost: QueueRange
     case: Case
     there: Bounds = Bounds(0, 0)
 
     def rest_of(self, wanted: QueueRange) -> QueueRange:
-        """Return the rest of a range: its begin, if the loss is after that, else its end."""
+        """Return the part of a range that is not lost: before the loss, if the loss begins inside of the range, else
+        after it.
+        """
         if self.lost.start > wanted.start:
             return wanted._replace(end=self.lost.start)
         return wanted._replace(start=self.lost.end)
@@ -97,7 +102,9 @@ def loss_in(wanted: QueueRange, there: Bounds | None, is_another: bool) -> Loss 
 
 
 def report_loss(fail: bool, loss: Loss, option: str = "") -> None:
-    """Raise `DataLossError` if `fail`, otherwise warn. option: "" for the checkpoint."""
+    """Raise `DataLossError` if `fail`, otherwise log a warning. option: the one that named the position; "" for a
+    position of the checkpoint.
+    """
     what = f"{option}: {loss}" if option else str(loss)
     if fail:
         raise DataLossError(

@@ -5,19 +5,19 @@ The offset of a micro-batch is JSON in Spark's checkpoint, so the format must st
     {"orders": {"0": 23, "1": 345}, "$start": {"orders": {"1": 300}},
      "$last": {"orders": {"0": [104857, 1763772000123]}}}
 
-It has the *next* offset to read in each queue. `$start` pins the begin of this batch if that is not the end of the
-previous batch: in a queue that is read for the first time, or after lost messages. When Spark replays the first batch,
-it asks for the initial offset again, and "latest" may have moved.
+It has the *next* offset to read in each queue. `$start` pins the begin of this batch in a queue if it is not the end of
+the previous batch: if the queue is read for the first time, or after lost messages. Without a pin, a replay of the
+first batch could begin elsewhere, because Spark asks for the initial offset again, and "latest" moves.
 
-`$last` is the fingerprint of each queue's last message before `next`: log offset and store time. If that message is now
-another one, the topic was recreated, the store was restored from a backup, or a crash lost unflushed messages. A queue
-without a readable last message is left out. `$last` is always present, to distinguish these offsets from other
-sources'.
+`$last` has the fingerprint of each queue's last message before the next offset: log offset (bytes) and store time (ms).
+If another message is at this place now, the topic was recreated, the store was restored from a backup, or a crash lost
+unflushed messages. A queue without a readable last message is left out. `$last` is always present, to distinguish these
+offsets from other sources'.
 
 Topic names contain no `$`. An unknown key that begins with `$` was written by a newer version.
 
-The end of a real-time batch is not known when it is planned. Its offset has the begin of each task, and names the
-ledger's records, which have the ends. `$last` is about the messages before `$from`:
+The end of a real-time batch is not known when it is planned. Its offset has the begins of each task (`$from`), and the
+epoch and reader under which the ledger records the ends. `$last` is about the messages before `$from`:
 
     {"$epoch": 7, "$reader": "5f0c2b9e...", "$from": [{"orders": {"0": 23}}, {"orders": {"1": 345}}], "$last": {}}
 
@@ -72,7 +72,7 @@ def fingerprints_to_json(last: Fingerprints) -> OffsetJson:
 
 
 def fingerprints_from_json(json_: Any) -> Fingerprints:
-    """Raises `ValueError`."""
+    """Parse the JSON of `fingerprints_to_json`. Raises `ValueError`."""
 
     def fingerprint(value: Any) -> Fingerprint | None:
         good = isinstance(value, list) and len(value) == 2 and all(is_long(number) for number in value)
@@ -103,7 +103,7 @@ def queue_of(topic: str, name: str) -> Queue | None:
 
 
 def is_long(json_: Any, lowest: int = 0) -> bool:
-    """Return whether a value is a Java long."""
+    """Return whether a value is an integer from `lowest` to the highest Java long."""
     return type(json_) is int and lowest <= json_ <= LONG_MAX
 
 
@@ -114,7 +114,9 @@ def json_object(json_: Any, where: str) -> dict[str, Any]:
 
 
 def shown(json_: Any) -> str:
-    """JSON may be nested too deeply for Python to write."""
+    """Return a value for an error message. Containers are only named, because JSON may be nested too deeply to write
+    it.
+    """
     if isinstance(json_, list | dict):
         return "a list" if isinstance(json_, list) else "an object"
     return json.dumps(json_)[:50]
@@ -122,7 +124,7 @@ def shown(json_: Any) -> str:
 
 @dataclass(frozen=True)
 class StreamOffset:
-    """The end of one micro-batch. starts: `$start`."""
+    """The end of one micro-batch: the next offset of each queue. starts: `$start`. last: `$last`."""
 
     next: Positions
     starts: Positions = field(default_factory=dict)
@@ -164,8 +166,10 @@ class _EpochJson(msgspec.Struct, forbid_unknown_fields=True, rename=_OF_EPOCH):
 class EpochOffset:
     """The end of one real-time batch.
 
-    reader: the id of the run of the query that planned it, 32 hexadecimal digits. tasks: for each task, the begin of
-    its queues. last: the message before each begin, if any.
+    epoch: the number of the batch.
+    reader: the id of the run of the query that planned it, 32 hexadecimal digits.
+    tasks: for each task, the begin of its queues.
+    last: fingerprints of the messages before each begin, if any.
     """
 
     epoch: int
@@ -186,7 +190,7 @@ class EpochOffset:
 
     @classmethod
     def from_json(cls, json_: Any) -> EpochOffset | None:
-        """Parse an offset, or return None for a micro-batch's. Raises `CheckpointError`."""
+        """Parse an offset. Return None for the offset of a micro-batch. Raises `CheckpointError`."""
         if not isinstance(json_, dict) or _EPOCH not in json_:
             return None
         _refuse_newer(json_, tuple(_OF_EPOCH.values()))
@@ -210,9 +214,10 @@ def _refuse_newer(json_: Mapping[str, Any], known: tuple[str, ...]) -> None:
 
 
 class BatchStart(NamedTuple):
-    """The begin of a batch in each queue, its pinned part, and the losses before it.
+    """Where a batch begins in each queue, and the losses before that.
 
-    last: the message before `begin`, if the previous offset has it.
+    starts: the begins to pin in the batch's end. last: fingerprints of the messages before `begin`, if the previous
+    offset has them.
     """
 
     begin: Positions
@@ -224,9 +229,9 @@ class BatchStart(NamedTuple):
 def begin_batch(start: StreamOffset, bounds: Mapping[Queue, Bounds], replaced: Collection[Queue] = ()) -> BatchStart:
     """Return the begin of the batch after `start`. bounds: of the subscribed queues.
 
-    replaced: queues in which the message before `start.next` is not the one that was read. A new queue begins at its
-    first message, and after lost messages a batch begins at the next one, both pinned. A pin is kept until a batch
-    moves past it.
+    replaced: queues in which the message before `start.next` is not the one that was read. In a new queue, and after a
+    loss, the batch begins at the queue's first message, and this begin is pinned. A pin is kept until a batch moves
+    past it.
     """
     begin: Positions = {}
     starts: Positions = {}
@@ -246,7 +251,9 @@ def begin_batch(start: StreamOffset, bounds: Mapping[Queue, Bounds], replaced: C
 
 
 def batch_ranges(start: StreamOffset, end: StreamOffset) -> list[QueueRange]:
-    """Return the non-empty ranges between two offsets. They depend on nothing else, so a replay is the same."""
+    """Return the non-empty ranges between two offsets. They depend only on the offsets, so a replay reads the same
+    ranges.
+    """
     ranges = []
     for queue, until in end.next.items():
         begin = end.starts.get(queue, start.next.get(queue))

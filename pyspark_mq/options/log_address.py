@@ -111,12 +111,12 @@ def cluster_of(given: Mapping[str, str]) -> ClusterAddress:
 
 
 def broker_timeout(given: Mapping[str, str]) -> float:
-    """Return seconds. Raises `OptionError`."""
+    """Return the option `brokerTimeout` in seconds. Raises `OptionError`."""
     return duration("brokerTimeout", given.get("brokerTimeout", "10m"))
 
 
 def when_broker_missing(given: Mapping[str, str], *choices: str) -> str:
-    """Return the first of `choices` by default. Raises `OptionError`."""
+    """Return the option `whenBrokerMissing`, one of `choices`; the first by default. Raises `OptionError`."""
     return one_of(*choices)("whenBrokerMissing", given.get("whenBrokerMissing", choices[0]))
 
 
@@ -138,7 +138,7 @@ _OF_DATABRICKS = re.compile("^dbfs:/+", re.IGNORECASE)
 
 
 def address_of(options: Mapping[str, str]) -> LogAddress:
-    """options: by their documented names. Raises `OptionError`."""
+    """Return the address of the log that options name. options: by documented name. Raises `OptionError`."""
     named = [name for name in _KINDS if options.get(name)]
     if len(named) > 1:
         raise OptionError(f"{' and '.join(named)} exclude each other: a query reads or writes one log")
@@ -157,7 +157,9 @@ def address_of(options: Mapping[str, str]) -> LogAddress:
 
 
 def _directory(options: Mapping[str, str]) -> LogAddress:
-    """A store is read together with its archive: the one in the option `archive`, or the one that it remembers."""
+    """Return the address of a store, with the archive of the option `archive`, or else with the one in the store's
+    settings.
+    """
     path, secrets = options["path"], options.get("storageOptions", "")
     storage_options(secrets)  # check it here, since a store without an archive never parses it
     local = re.sub("^file:(//(localhost)?(?=/))?", "", path)

@@ -16,14 +16,14 @@ from store.model.errors import InvalidTopic
 from store.model.log_protocol import LogAddress
 
 _NAMES = names_of(WRITE_OPTIONS)
-STAGING_FOLDER = "staging"  # in the store, unless stagingPath says otherwise
+STAGING_FOLDER = "staging"  # in the store's directory, unless stagingPath is given
 COMMITS_FOLDER = "commits"
 _CHECKPOINT = "checkpointLocation"
 _SPARKS_OWN = (_CHECKPOINT, "queryName")  # Spark passes these on to a streaming sink
 
 
 class Guarantee(Enum):
-    """The option `delivery`, see `docs/sink.md`."""
+    """The values of the option `delivery`, see `docs/sink.md`."""
 
     EXACTLY_ONCE = "exactly-once"
     AT_LEAST_ONCE = "at-least-once"
@@ -33,8 +33,9 @@ class Guarantee(Enum):
 class WriteOptions:
     """Parsed and checked options of a write.
 
-    topic: of all rows, or None. producer_group: None for an independent write. checkpoint: as the user gave it; None if
-    Spark does not report it.
+    topic: of all rows; None if each row has its own.
+    producer_group: identifies the query of repeated batch writes (foreachBatch); None for an independent write.
+    checkpoint: as the user gave it; None if Spark does not report it.
     """
 
     address: LogAddress
@@ -46,7 +47,9 @@ class WriteOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
-        """Parse Spark's options, with names in any case. Raises `OptionError`; `ReadOnlyStore` for an archive."""
+        """Parse Spark's options, with names in upper or lower case. Raises `OptionError`; `ReadOnlyStore` for an
+        archive.
+        """
         for name in options:
             _refuse_options_of_queries(name)
         given = known_options(options, WRITE_OPTIONS, (*_SPARKS_OWN, *CLUSTER_NAMES))
@@ -88,7 +91,7 @@ class WriteOptions:
         return Path(self.address.directory)
 
     def for_stream(self) -> WriteOptions:
-        """Raises `OptionError` for an option of batch writes."""
+        """Return these options for a streaming write. Raises `OptionError` for an option of batch writes."""
         if self.producer_group is not None:
             raise OptionError(
                 "producerGroup is for df.write in foreachBatch. A streaming write knows its query by the checkpoint, "

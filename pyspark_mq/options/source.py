@@ -20,6 +20,8 @@ LEDGER_DIR = "ledger"
 
 
 class WhenLocked(Enum):
+    """The values of the option `whenLocked`: what to do if another query owns the queues."""
+
     WAIT = "wait"
     TAKE_OVER = "takeOver"
     FAIL = "fail"
@@ -29,8 +31,10 @@ class WhenLocked(Enum):
 class SourceOptions:
     """Parsed and checked options of a query: `tables` explains them. None means that an option is not given.
 
-    orderly: None for a stream that is not orderly. expression: subExpression as given. max_decompressed_message_size:
-    bytes. ledger_path: see `ledger_directory`.
+    orderly: the option `whenLocked` of an orderly query; None for any other query.
+    expression: the option `subExpression` as given.
+    max_decompressed_message_size: bytes.
+    ledger_path: see `ledger_directory`.
     """
 
     address: LogAddress
@@ -62,7 +66,7 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
-        """Parse Spark's options, with names in any case. Raises `OptionError`."""
+        """Parse Spark's options, with names in upper or lower case. Raises `OptionError`."""
         _refuse_options_of_writes(options)
         given = known_options(options, READ_OPTIONS, CLUSTER_NAMES)
         if "maxTriggerDelay" in given and "minOffsetsPerTrigger" not in given:
@@ -102,7 +106,7 @@ class SourceOptions:
         )
 
     def stream_start(self) -> Limit:
-        """Raises `OptionError` for an option of batch queries."""
+        """Return where a new streaming query starts. Raises `OptionError` for options that a stream cannot have."""
         if self.end is not None:
             raise OptionError(
                 "endingOffsets, endingTimestamp and endingOffsetsByTimestamp are for batch queries (spark.read). A "
@@ -120,7 +124,9 @@ class SourceOptions:
         return self.start or EarliestOrLatest(LATEST)
 
     def ledger_directory(self) -> str:
-        """Return `ledgerPath`, or a folder beside the log. Raises `OptionError` if neither exists."""
+        """Return the option `ledgerPath`, or else a folder in the log's directory. Raises `OptionError` if there is
+        neither.
+        """
         if self.ledger_path is not None:
             return self.ledger_path
         if self.address.directory is None:
@@ -146,7 +152,7 @@ class SourceOptions:
                 )
 
     def batch_limits(self) -> tuple[Limit, Limit]:
-        """Raises `OptionError` for an option of streaming queries."""
+        """Return the start and the end of a batch query. Raises `OptionError` for options that it cannot have."""
         start, end = self.start or EarliestOrLatest(EARLIEST), self.end or EarliestOrLatest(LATEST)
         _refuse("startingOffsets", start, LATEST, "latest (-1): a batch query would read no messages")
         _refuse("endingOffsets", end, EARLIEST, "earliest (-2): a batch query would read no messages")

@@ -16,7 +16,7 @@ from store.model.errors import InvalidTopic
 from store.model.log_protocol import Queue
 
 _NAMED = 5  # topics listed in an error message
-_COMPARED = 100  # topics compared for suggestions: each takes 40 us, and a query may ask at every arrival
+_COMPARED = 100  # most topics to compare for a suggestion: each takes 40 us, and a query may do it at every arrival
 _CREATE = (
     "Create the topic first (pyspark-mq topic create; mqadmin updateTopic), or use subscribePattern, which adds "
     "topics as they are created"
@@ -25,7 +25,7 @@ _CREATE = (
 
 @dataclass(frozen=True)
 class SubscribedQueues:
-    """Exactly one field is not None."""
+    """The parsed options `subscribe`, `subscribePattern` and `assign`. Exactly one field is not None."""
 
     topics: tuple[str, ...] | None = None
     pattern: str | None = None
@@ -50,11 +50,14 @@ class SubscribedQueues:
 
     @property
     def lists(self) -> Callable[[str], bool] | None:
-        """For a pattern: a predicate for the topics that the log has to list."""
+        """For a pattern, a filter of the topics that the log lists; else None."""
         return None if self.pattern is None else self._wants
 
     def select(self, topics: Mapping[str, Collection[Queue]], known: Collection[Queue] = ()) -> list[Queue]:
-        """Return the subscribed queues among `topics` and the `known` queues, sorted."""
+        """Return the subscribed queues among those of `topics` and the `known` queues, sorted.
+
+        known: queues of the checkpoint, which a missing broker may hide in `topics`.
+        """
         if self.assigned is not None:
             return [queue for queue in self.assigned if queue in known or queue in topics.get(queue.topic, ())]
         wanted = self.topics if self.topics is not None else filter(self._wants, topics)
@@ -63,7 +66,7 @@ class SubscribedQueues:
         return sorted([*listed, *(queue for queue in known if queue not in both and self._wants(queue.topic))])
 
     def require(self, topics: Mapping[str, Collection[Queue]], known: Collection[Queue] = ()) -> None:
-        """Raise `SubscriptionError` for a named topic or queue that neither exists nor is `known`."""
+        """Raise `SubscriptionError` for a subscribed topic or queue that is neither in `topics` nor in `known`."""
         missing = [str(queue) for queue in self.assigned or () if queue not in {*topics.get(queue.topic, ()), *known}]
         named = {queue.topic for queue in known}
         absent = [topic for topic in self.topics or () if topic not in named and topic not in topics]
@@ -95,7 +98,7 @@ class SubscribedQueues:
 
 
 def did_you_mean(names: Sequence[str], topics: Collection[str]) -> str:
-    """Suggest the nearest of `topics` for each unknown name, or return ""."""
+    """Return a suggestion of the most similar of `topics` for each unknown name, or ""."""
     few = topics if len(topics) <= _COMPARED else ()
     near = [found for name in names if name not in topics for found in get_close_matches(name, few, n=1)]
     return f"Did you mean {', '.join(near)}? " if near else ""

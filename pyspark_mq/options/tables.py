@@ -1,4 +1,6 @@
-"""The options of `format("mq")`, for parsing, error messages, and the tables of docs/source.md and docs/sink.md."""
+"""The options of `format("mq")`. Parsing, error messages, and the tables of docs/source.md and docs/sink.md use
+them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,11 @@ T = TypeVar("T")
 
 
 class Option(NamedTuple):
-    """default: as a user would write it, or None. meaning: Markdown. without: the behaviour without a default."""
+    """An option, as the documentation shows it.
+
+    default: as a user would write it, or None. meaning: Markdown. without: for an option without a default, the
+    behaviour if it is not given.
+    """
 
     name: str
     default: str | None
@@ -280,6 +286,8 @@ def names_of(table: Iterable[Option]) -> tuple[str, ...]:
 
 
 class Given(dict[str, str]):
+    """The given options, by documented name. `text` and `value` add the defaults of `table`."""
+
     def __init__(self, given: Mapping[str, str], table: Iterable[Option]) -> None:
         super().__init__(given)
         self._defaults = {option.name: option.default for option in table if option.default is not None}
@@ -295,7 +303,7 @@ class Given(dict[str, str]):
 
 
 def known_options(options: Mapping[str, str], table: Iterable[Option], others: Iterable[str] = ()) -> Given:
-    """Raises `OptionError` for an option that is not in `table` or `others`."""
+    """Return the options by documented name. Raises `OptionError` for one that is not in `table` or `others`."""
     names = (*names_of(table), *others)
     given = {name.lower(): value for name, value in options.items()}
     by_lower_name = {name.lower(): name for name in names}

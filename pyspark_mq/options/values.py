@@ -14,7 +14,7 @@ from store.objects.urls import local_path, why_not_shared
 _WHOLE = re.compile(r"[0-9]{1,18}")
 _BYTE_SIZE = re.compile(r"([0-9]{1,18})\s*([kmg]?)b?", re.IGNORECASE)
 _LEAST_BATCH_SECONDS = 1.0
-_MOST_SECONDS = 24 * 24 * 3600  # a kernel timeout is 31 bits of milliseconds
+_MOST_SECONDS = 24 * 24 * 3600  # 24 days, because timeouts of system calls are 31 bits of milliseconds
 _MOST_BYTES = (1 << 63) - 1
 _BYTE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
