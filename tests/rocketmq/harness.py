@@ -26,7 +26,7 @@ from typing import IO, Any, NoReturn
 from store.archive.catalog import INDEX_SLOTS
 
 HERE = Path(__file__).parent
-LINES = ("5.5", "5.3", "5.1", "4.9", "4.3")
+LINES = ("5.5", "5.4", "5.3", "5.1", "4.9", "4.3")
 """RocketMQ release lines, newest first; pom.xml names the exact versions."""
 USUAL_LINES = ("5.5", "4.9")
 """The lines of a run that names none: the newest, and the last one before RocketMQ 5."""
@@ -323,6 +323,16 @@ class RocketMQ:
             finally:
                 broker.leave()
 
+    def daemon(self, main: str, settings: Path) -> subprocess.Popen[bytes]:
+        """Start RocketMQ 5's own `namesrv.NamesrvStartup` or `broker.BrokerStartup`.
+
+        settings: the file for its option -c. Its output is appended to a file beside that one.
+        """
+        home = {"rocketmq.home.dir": settings.parent, "user.home": settings.parent}
+        with open(settings.with_suffix(".out"), "ab") as output:
+            command = self._java(f"org.apache.rocketmq.{main}", "-c", str(settings), properties=home)
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+
     def _run(self, verb: str, directory: Path, spec: Json) -> list[Json]:
         with _spec_file(spec) as spec_path:
             done = subprocess.run(
@@ -344,7 +354,7 @@ class RocketMQ:
             *(f"-D{name}={value}" for name, value in _strings(given).items()),
             "-cp",
             classpath,
-            f"mq.harness.{main}",
+            main if "." in main else f"mq.harness.{main}",
             *arguments,
         ]
 
