@@ -1,7 +1,7 @@
 """The starts and ends of a query: options such as `startingOffsets` and `startingTimestamp`, resolved to offsets.
 
-As in Spark's Kafka source, a time takes precedence over times by queue, and these over offsets. Relative values are an
-addition: "-1000" means the last 1,000 messages of each queue, and "-10 minutes" that long before planning.
+As in Spark's Kafka source, a time takes precedence over times by queue, and these over offsets. Unlike there, values
+may be relative: "-1000" means the last 1,000 messages of each queue, and "-10 minutes" that long before planning.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The size of a micro-batch within the limits of its query, and the split of its ranges into input partitions.
 
-If the limit allows it, every queue with messages gets at least one; otherwise the queues take turns. `turn` counts the
-limited batches. It may start at any number, but must increase by one.
+Every queue with messages gets at least one message, if the limit allows that. Otherwise the queues take turns. `turn`
+counts the limited batches. It may start at any number, but must increase by one.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class BatchLimits:
         """The end of Trigger.AvailableNow."""
         self._log = log
         self._options = options
-        self._turn: int | None = None  # of the last limited batch
+        self._turn: int | None = None  # of the last batch that was cut by a limit
         self._triggered = -math.inf  # time.monotonic() of the last batch; the first batch is due at once
 
     def least_messages(self) -> int:
-        """Return the minimal number of messages of the next batch.
+        """Return how many messages the next batch must have at least.
 
-        As in Spark's Kafka source, `maxTriggerDelay` restarts when it is over, even if nothing has arrived.
+        As in Spark's Kafka source, a new `maxTriggerDelay` begins when one is over, even if no message has arrived.
         """
         if time.monotonic() - self._triggered >= self._options.max_trigger_delay_seconds:
             self.note_batch()
@@ -47,7 +47,9 @@ class BatchLimits:
         self._triggered = time.monotonic()
 
     def end_of(self, batch: BatchStart, seen: Positions, bounds: Mapping[Queue, Bounds], *, once: bool) -> Positions:
-        """Return the end of a batch, or `seen`, the end of the previous one, if nothing is new. once: ignore limits."""
+        """Return the end of a batch, or `seen`, the end of the previous batch, if nothing is new. once: ignore
+        limits.
+        """
         ranges = self._available(batch, seen, bounds)
         if not batch.losses and {r.queue: r.end for r in ranges} == seen:
             return seen
@@ -71,7 +73,9 @@ class BatchLimits:
         )
 
     def _sizes(self, r: QueueRange) -> Int64s:
-        """Return record sizes, with 0 for messages that were deleted after planning. The task reports their loss."""
+        """Return record sizes in bytes, with 0 for messages that were deleted after planning. The task reports their
+        loss.
+        """
         sizes = self._log.sizes(r)
         if sizes is None:
             raise OptionError(
@@ -90,7 +94,8 @@ def limit_ranges(
 ) -> list[QueueRange]:
     """Cut `ranges` so that both limits hold. Each range keeps its start, and may become empty.
 
-    sizes: returns the record sizes of a range in bytes, int64. It is called for little more than fits into `max_bytes`.
+    max_bytes: of records. sizes: returns the record sizes of a range in bytes, int64, shape (messages,). It is called
+    for little more than fits into `max_bytes`.
     """
     limited = list(ranges)
     if max_messages is not None:
@@ -104,9 +109,10 @@ def limit_ranges(
 
 
 def share(limit: int, backlog: Sequence[int], turn: int = 0) -> list[int]:
-    """Share `limit` in proportion to `backlog`, in the same unit. The shares add up to min(limit, sum(backlog)).
+    """Share `limit` among queues, in proportion to their `backlog`. The shares add up to min(limit, sum(backlog)).
 
-    Each share is between one and its backlog, and proportional to within one. A smaller `limit` gives ones, by `turn`.
+    A queue with a backlog gets at least 1, at most its backlog, and at most 1 off the exact proportion. If `limit` is
+    below the number of these queues, `turn` decides which get 1 and which 0.
     """
     if sum(backlog) <= limit:
         return list(backlog)
@@ -130,9 +136,10 @@ def share(limit: int, backlog: Sequence[int], turn: int = 0) -> list[int]:
 def fit(limit: int, sizes: Sequence[Int64s], backlog: Sequence[int], turn: int = 0) -> list[int]:
     """Return how many messages of each queue fit into `limit` bytes in total.
 
-    sizes: bytes of the first messages of each queue. backlog: bytes of each queue. Each queue gets its first message if
-    it fits, then the longest prefix that fits into its share, then the rest of the limit in turn. A very first message
-    larger than `limit` is taken alone, because it would wait forever.
+    sizes: the sizes of the first messages of each queue, in bytes. backlog: all waiting bytes of each queue.
+    Each queue gets its first message if it fits, then the longest prefix that fits into its share. The rest of the
+    limit goes to the queues in turn. If the first message of the queue whose turn it is exceeds `limit`, the batch has
+    only this message, because it would otherwise wait forever.
     """
     counts = [0] * len(sizes)
     ends = [np.cumsum(s) for s in sizes]
@@ -158,7 +165,8 @@ def fit(limit: int, sizes: Sequence[Int64s], backlog: Sequence[int], turn: int =
 
 
 def split(ranges: Sequence[QueueRange], min_partitions: int | None, max_records: int | None) -> list[QueueRange]:
-    """Cut ranges into input partitions of at most `max_records`, and into `min_partitions` if possible.
+    """Cut ranges into pieces of at most `max_records` messages, and into at least `min_partitions` pieces if
+    possible.
 
     Pieces of a range differ by at most one message.
     """
@@ -179,9 +187,10 @@ def split(ranges: Sequence[QueueRange], min_partitions: int | None, max_records:
 
 
 def pack(pieces: Sequence[QueueRange], least: int, max_records: int | None) -> list[tuple[QueueRange, ...]]:
-    """Combine small pieces into partitions of at most `max_records`, since tasks have a high fixed cost.
+    """Combine small pieces into partitions of at most `max_records` messages, because each task has a high
+    fixed cost.
 
-    least: the minimal number of partitions, if there are as many pieces.
+    least: the lowest number of partitions, unless there are fewer pieces.
     """
     count = max(least, -(-sum(piece.length for piece in pieces) // _PACKED_MESSAGES))
     if len(pieces) <= count:
@@ -216,7 +225,7 @@ def _first_messages(ranges: Sequence[QueueRange], counts: Sequence[int]) -> list
 
 
 def _extend(counts: list[int], i: int, ends: Int64s, room: int) -> int:
-    """Return the bytes taken."""
+    """Add messages of queue `i` to `counts` as long as they fit into `room` bytes. Return the bytes added."""
     used = int(ends[counts[i] - 1]) if counts[i] else 0
     counts[i] = int(np.searchsorted(ends, used + room, side="right"))
     return (int(ends[counts[i] - 1]) if counts[i] else 0) - used

@@ -22,16 +22,16 @@ class Planner:
         """Raises `OptionError`. Opens nothing, because tasks unpickle this object."""
         self._options = options
         self._start = options.stream_start()
-        self._start_error: MqSourceError | None = None  # raised when a new query plans its first batch
-        self.bounds: dict[Queue, Bounds] = {}  # as last seen
+        self._start_error: MqSourceError | None = None  # of `first`; raised when the first batch is planned
+        self.bounds: dict[Queue, Bounds] = {}  # of the subscribed queues, as last read
         self.confirmed: StreamOffset | EpochOffset | None = None
         """The last offset that this run planned or checked: its queues were not replaced."""
 
     def first(self) -> StreamOffset:
         """Return the start of a new query.
 
-        Spark also calls this when the first batch runs again. Then the pin in the batch's end counts, and queues may
-        have changed. So an error is raised only when a batch is planned from this start.
+        Spark also calls this before it replays the first batch. A replay reads from the begins pinned in the batch's
+        end, so an error here must not stop it. It is raised only when a batch is planned from this start.
         """
         positions: Positions = {}
         try:
@@ -41,7 +41,7 @@ class Planner:
         return StreamOffset(positions, starts=positions, last=self._log.fingerprints(positions))
 
     def end_with_present_messages(self) -> None:
-        """For Trigger.AvailableNow."""
+        """Let the query end after the present messages, for Trigger.AvailableNow."""
         self.limits.target = ends(self._queues.bounds())
 
     @property
@@ -51,7 +51,8 @@ class Planner:
     def micro_batch(self, start: StreamOffset, *, once: bool) -> StreamOffset:
         """Return the end of the micro-batch after `start`, or `start` itself if nothing arrives within `holdTimeoutMs`.
 
-        once: ignore limits. Raises `DataLossError`, `SubscriptionError`, `QueuesTaken`, `OptionError`.
+        once: read all messages in one batch, without limits. Raises `DataLossError`, `SubscriptionError`,
+        `QueuesTaken`, `OptionError`.
         """
         waits = not once and self.limits.target is None
         while (begin := self._begin(start, self._options.hold_timeout_seconds if waits else math.inf)) is not None:
@@ -119,10 +120,12 @@ class Planner:
         return group_of_query(self._log, self._options)
 
     def _begin(self, start: StreamOffset, timeout: float) -> StreamOffset | None:
-        """Report `start` to the group and acquire the queues. Return the batch's begin, or None without the queues.
+        """Report `start` to the group, and acquire the queues. Return the batch's begin, or None if another query owns
+        them.
 
-        `start` is done, because Spark logged it before it asks for another batch. Spark may never call `commit`. If the
-        group of an orderly query is ahead of `start`, the batch is pinned to the group's offset.
+        All messages before `start` are processed, because Spark logs a batch before it asks for the next one. Spark may
+        never call `commit`, so the group is told here. If the group of an orderly query is ahead of `start`, the batch
+        is pinned to the group's offset.
         """
         if self._start_error is not None and not start.next:
             raise self._start_error
@@ -140,10 +143,11 @@ class Planner:
         return not self._group.locks or self._group.acquire(self._queues.bounds(), timeout)
 
     def _end(self, start: StreamOffset, end_of: Callable[[BatchStart], Positions]) -> StreamOffset | None:
-        """Return the end of the batch after `start`, chosen by `end_of`, or None if the query lacks a queue.
+        """Return the end of the batch after `start`, chosen by `end_of`. Return None if the query does not own all
+        queues.
 
-        A topic may be recreated during planning. So replaced queues are looked for last, and then the batch is planned
-        again.
+        A topic may be recreated during planning. So this checks for replaced queues last, and plans again if there are
+        any.
         """
         replaced: list[Queue] = []
         while self._group.acquire(self.bounds, 0.0):

@@ -1,4 +1,6 @@
-"""A record in the store's directory that a query of a consumer group runs, for people who look at the group."""
+"""A record in the store's directory that a query of a consumer group runs, for commands and pages that show the
+group.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from store.model.log_protocol import LogAddress
 
 
 class QueryFigures:
-    """Says which topics a query of a group reads in this process. Does nothing for a log without a directory.
+    """Records which topics a query of a group reads in this process. Does nothing for a log without a directory.
 
     The record needs no heartbeat: other processes ignore it when this process has ended.
     """

@@ -15,7 +15,7 @@ from store.broker.members import is_served
 from store.directory.directory_log import DirectoryAddress
 from store.model.log_protocol import Fingerprints, Log, LogAddress, Positions, Queue
 
-_RENEW_SECONDS = 5.0  # also persists; a RocketMQ client renews locks every 20 s
+_RENEW_SECONDS = 5.0  # for locks, and for persisting offsets; RocketMQ's clients renew locks every 20 s
 _GRACE_SECONDS = 3.0  # until the locks of a killed query are released
 _TRY_SECONDS = 1.0  # no event signals that a lock has expired
 _COMMIT_SECONDS = 5.0  # RocketMQ's persistConsumerOffsetInterval
@@ -32,12 +32,14 @@ def group_of(address: LogAddress, name: str) -> Group:
 
 
 def has_locks(group: Group, member: str, queues: Collection[Queue]) -> bool:
-    """Return whether a member owns all of `queues`. It loses them if its process is killed, or stopped for a minute."""
+    """Return whether a member owns all of `queues`. It loses them if its process is killed or suspended for a
+    minute.
+    """
     return any(each.id == member and set(queues) <= set(each.queues) for each in group.members())
 
 
 class NoGroup:
-    """May read any queue, and reports nothing."""
+    """The group of a query without a consumer group. The query may read any queue, and reports nothing."""
 
     locks = False
     """Whether the query must acquire its queues."""
@@ -47,15 +49,17 @@ class NoGroup:
         return None
 
     def acquire(self, queues: Collection[Queue], timeout: float) -> bool:
-        """Wait up to `timeout` seconds for `queues`. Return whether the query may read them."""
+        """Wait up to `timeout` seconds for the ownership of `queues`. Return whether the query may read them."""
         return True
 
     def further(self, positions: Positions) -> Positions:
-        """Return the group's offsets in queues in which they are ahead of `positions`."""
+        """Return the group's offsets that are ahead of `positions`, by queue."""
         return {}
 
     def done(self, positions: Positions, last: Fingerprints) -> None:
-        """Record that all messages before `positions` are done. last: the message before each position, if known."""
+        """Record that all messages before `positions` are processed. last: fingerprint of the message before each, if
+        known.
+        """
 
     def persist(self) -> None: ...
 
@@ -64,11 +68,11 @@ class NoGroup:
 
 
 class OrderlyQueues(NoGroup):
-    """Owns all of the query's queues or none, for `consumeMode=orderly`.
+    """The group of an orderly query (`consumeMode=orderly`): it owns all of the query's queues or none.
 
-    Commits the batches that Spark has finished. At acquisition it continues at the group's offsets if they are ahead of
-    its checkpoint, because another query of the group has read these messages. A background thread renews the locks.
-    Only one other thread may use this object.
+    It commits the batches that Spark has finished. When it acquires the queues, the query continues at the group's
+    offsets if they are ahead of its checkpoint, because another query of the group has read the messages in between. A
+    background thread renews the locks. Only one other thread may use this object.
     """
 
     locks = True
@@ -83,7 +87,7 @@ class OrderlyQueues(NoGroup):
         self._when_locked = when_locked
         self._member: Member | None = None
         self._over = threading.Event()
-        self._turn = threading.Lock()  # against the renewing thread; never held during a wait
+        self._turn = threading.Lock()  # excludes the renewing thread; never held during a wait
         self._begins: Positions = {}  # the group's offsets at acquisition
         self._failure: Exception | None = None
         self._done: Positions | None = None  # the last committed positions
@@ -191,14 +195,16 @@ class OrderlyQueues(NoGroup):
                 try:
                     member.persist()
                     if self._begins and member.lock(self._begins) < self._begins.keys():
-                        self._begins = {}  # the locks expired: this process was stopped for a minute
+                        self._begins = {}  # the locks expired, because this process was suspended for a minute
                 except Exception as error:  # noqa: BLE001  # after any error, this thread renews no locks
                     self._failure = error
                     return
 
 
 class GroupProgress(NoGroup):
-    """Commits a query's progress as the group's offsets, periodically and at its end, for monitoring.
+    """The group of a query that is not orderly: commits the query's progress as the group's offsets, for monitoring.
+
+    It commits every 5 s and when the query ends.
 
     A failure is only a warning, because the query continues from its checkpoint. The offsets of topics that the group's
     consumers read are never overwritten, even while the consumers restart.
@@ -212,9 +218,9 @@ class GroupProgress(NoGroup):
         self._reached: Positions = {}
         self._last: Fingerprints = {}
         self._committed: Positions = {}
-        self._next = 0.0  # time.monotonic()
+        self._next = 0.0  # `time.monotonic()` of the next commit
         self._warned = False
-        self._consumed: set[str] = set()  # topics
+        self._consumed: set[str] = set()  # topics that the group's consumers read
 
     def done(self, positions: Positions, last: Fingerprints) -> None:
         self._reached, self._last = positions, last
@@ -253,11 +259,11 @@ class GroupProgress(NoGroup):
 
 
 def consumed_topics(address: LogAddress, group: str, topics: Collection[str]) -> set[str]:
-    """Return the topics in which members of a group commit. Empty if the log cannot tell. Raises `StoreError`."""
+    """Return those of `topics` that members of a group consume; none if the log cannot tell. Raises `StoreError`."""
     if not isinstance(address, DirectoryAddress):
         return set()
     it = address.group(group)
-    if is_served(it.path, group):  # a served store does not tell its members' topics here
+    if is_served(it.path, group):  # `pyspark-mq serve` knows the members; this process cannot ask it
         return set(topics)
     sharing = [member for member in it.members() if member.model is MessageModel.CLUSTERING]
     return {topic for member in sharing for topic in member.subscriptions if topic in topics}

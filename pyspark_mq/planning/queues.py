@@ -15,7 +15,7 @@ from store.read.conditions import is_never_true
 from store.read.sql_filter import SqlFilter
 
 _logger = logging.getLogger("pyspark_mq")
-_OLDEST_SECONDS = 60.0  # maximal delay until new queues and brokers of a known topic are seen
+_OLDEST_SECONDS = 60.0  # longest delay until new queues and brokers of a known topic are seen
 _AFTER_FOREIGN_ARRIVAL_SECONDS = 0.005
 _AGAIN_SECONDS = 1.0
 
@@ -35,7 +35,7 @@ def check_before_planning(options: SourceOptions) -> None:
 
 
 class Queues:
-    """The subscribed queues. Every call reads the log, because other processes append to it."""
+    """The subscribed queues of a query. Every call reads the log anew, because other processes append to it."""
 
     def __init__(self, log: Log, options: SourceOptions) -> None:
         self._log = log
@@ -51,7 +51,7 @@ class Queues:
         return self._log.topics(self._options.subscription.lists, _OLDEST_SECONDS)
 
     def bounds_of_all(self) -> dict[Queue, Bounds]:
-        """Return the `bounds` for a query that begins.
+        """Return the bounds of all subscribed queues, for a query that begins.
 
         Raises `SubscriptionError` for a missing topic or queue, and `BrokerMissing` unless the query skips missing
         brokers.
@@ -91,10 +91,12 @@ class Queues:
                 _logger.warning("%s", doubt)
 
     def bounds_from(self, seen: Positions) -> dict[Queue, Bounds]:
-        """Return the `bounds` for a query that continues from `seen`.
+        """Return the bounds of the subscribed queues, for a query that continues from `seen`.
 
-        A missing queue of `seen` is a loss. Another one raises `SubscriptionError` with failOnDataLoss, else it may
-        still be created. A queue of a missing broker has no new messages; raises `BrokerMissing` after `brokerTimeout`.
+        Leaves out a deleted queue of `seen`, which is a loss. If a subscribed topic or queue does not exist and is not
+        in `seen`, this raises `SubscriptionError` with failOnDataLoss, and otherwise logs a warning. A queue of a
+        missing broker ends at its offset in `seen`. Raises `BrokerMissing` if the broker is missing for longer than
+        `brokerTimeout`.
         """
         topics = self._topics()
         try:
@@ -118,12 +120,16 @@ class Queues:
             raise BrokerMissing.of(self._options.address, late)
 
     def last(self, ends: Positions, batch: BatchStart) -> Fingerprints:
-        """Return the message before each of `ends`; from `batch` if a queue is not read."""
+        """Return the fingerprints of the messages before `ends`. Of a queue in which the batch reads nothing, `batch`
+        has it.
+        """
         kept = {queue: was for queue, was in batch.last.items() if ends.get(queue) == batch.begin[queue]}
         return kept | self._log.fingerprints({queue: end for queue, end in ends.items() if queue not in kept})
 
     def resolve(self, option: str, limit: Limit, bounds: Mapping[Queue, Bounds]) -> Positions:
-        """Resolve the value of `option` to one existing offset for each queue. Raises `OptionError`."""
+        """Return an offset within the bounds for each queue, from `limit`, the value of `option`. Raises
+        `OptionError`.
+        """
         found = limit.resolve(self._log, bounds)
         self._must_have(bounds, found)
         positions = {queue: found.get(queue, first) for queue, (first, _) in bounds.items()}
@@ -139,9 +145,9 @@ class Queues:
         return positions
 
     def hold(self, seconds: float, known: Positions, seen: Positions, least: int = 1) -> dict[Queue, Bounds]:
-        """Wait for `least` messages after `seen` or for other queues, at most `seconds`.
+        """Wait up to `seconds` until there are `least` messages after `seen`, or other queues than in `seen`.
 
-        Return `bounds_from(known)`.
+        Return `bounds_from(known)`, as read last.
         """
         deadline = time.monotonic() + seconds
         pause = 0.0
@@ -158,9 +164,10 @@ class Queues:
 
 
 def replaced_queues(log: Log, positions: Positions, last: Fingerprints) -> list[Queue]:
-    """Return the queues whose message before the position differs from the fingerprint in `last`.
+    """Return the queues in which the message before the position is not the one of the fingerprint in `last`.
 
-    A queue without a fingerprint counts as replaced if it has a message there, which was deleted or missing before.
+    Without a fingerprint, the message was not readable when the position was recorded. If it is readable now, the queue
+    counts as replaced.
     """
     deleted = {queue: position for queue, position in positions.items() if queue not in last}
     return [*log.replaced(positions, last), *log.fingerprints(deleted)]
@@ -176,7 +183,7 @@ def positions_in_same_queues(log: Log, positions: Positions, last: Fingerprints)
 
 
 def any_is_deleted(log: Log, ends: Positions) -> bool:
-    """Return whether a queue no longer reaches one of `ends`, because its topic was deleted."""
+    """Return whether a queue is deleted or ends before its offset in `ends`. Ignores queues of missing brokers."""
     there, missing = log.look(queue for queue, end in ends.items() if end > 0)
     reached = {queue: end for queue, end in ends.items() if end > 0 and queue.broker not in missing}
     return any(queue not in there or end > there[queue].max_offset for queue, end in reached.items())

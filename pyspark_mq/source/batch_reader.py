@@ -19,12 +19,14 @@ from store.read.conditions import texts_of
 from store.read.sql_filter import SqlFilter
 
 _logger = logging.getLogger("pyspark_mq")
-if "PYSPARK_SPARK_SESSION_UUID" in os.environ:  # in Spark's Python processes, which show these log records to users
+if "PYSPARK_SPARK_SESSION_UUID" in os.environ:  # in Python processes that Spark started: users see their log records
     _logger.setLevel(logging.INFO)
 
 
 class MqBatchReader(DataSourceReader):
-    """Reads [startingOffsets, endingOffsets) of each subscribed queue, planned once for each DataFrame."""
+    """Spark's reader of a batch query: offsets [start, end) of each subscribed queue, planned once for each
+    DataFrame.
+    """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         """Raises `OptionError`, `SchemaError`."""
@@ -33,7 +35,7 @@ class MqBatchReader(DataSourceReader):
         self._range_reader = RangeReader(options, schema)
 
     def partitions(self) -> list[InputPartition]:
-        """Raises `OptionError` for a range that ends before it starts, and the errors of `Queues`."""
+        """Return the tasks. Raises `OptionError` for a range that ends before it starts, and the errors of `Queues`."""
         with self._options.address.open() as log:
             queues = Queues(log, self._options)
             bounds = queues.bounds_of_all()
@@ -58,7 +60,9 @@ class MqBatchReader(DataSourceReader):
 
 
 def narrowed(log: Log, ranges: Iterable[QueueRange], message_filter: MessageFilter) -> list[QueueRange]:
-    """Return the parts of `ranges` that can match: the log's index narrows a condition on keys or ids."""
+    """Return the parts of `ranges` that can match. The log's index finds them for a condition on keys or
+    message ids.
+    """
     left = [r for r in ranges if r.length > 0]
     if isinstance(message_filter, SqlFilter):
         keys = texts_of(message_filter.condition, PROPERTY_KEYS)

@@ -1,4 +1,7 @@
-"""A micro-batch query handles real-time batches, too, because a query can switch modes with the same checkpoint."""
+"""`Epochs`: the real-time batches of a query.
+
+A micro-batch query uses it, too, because a query can switch modes with the same checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +31,14 @@ class Epochs:
     """Plans, replays and ends the real-time batches of one run of a query."""
 
     def __init__(self, options: SourceOptions) -> None:
-        """Opens nothing, because tasks unpickle this object."""
+        """Does not open the ledger, because tasks unpickle this object."""
         self._options = options
         self._reader_id = uuid4().hex
         self._warned = False
         self._slots: int | None = None  # Spark's task slots, as reported by the tasks of the last batch
 
     def following(self, begin: StreamOffset, before: StreamOffset | EpochOffset) -> EpochOffset:
-        """Return the batch that begins at `begin`, after `before`. Raises `LedgerError`."""
+        """Return the real-time batch that follows the batch `before` and begins at `begin`. Raises `LedgerError`."""
         number, planner = (before.epoch + 1, before.reader) if isinstance(before, EpochOffset) else (0, None)
         if planner != self._reader_id:
             self._ledger.prepare(self._reader_id)
@@ -43,9 +46,10 @@ class Epochs:
         return EpochOffset(number, self._reader_id, tasks, begin.last)
 
     def partitions(self, epoch: EpochOffset, member: str | None) -> list[InputPartition]:
-        """Return the tasks of a batch. They depend only on its offset; their ends are in the ledger.
+        """Return the tasks of a batch, which depend only on its offset.
 
-        member: the id of an orderly query in its group. Without `realTime`, replayed tasks read the present messages.
+        member: the member id of an orderly query. If the query no longer has `realTime`, replayed tasks read the
+        present messages without waiting.
         """
         seconds = self._options.batch_duration_seconds if self._options.real_time else 0.0
         now, boot_id = time.monotonic(), current_boot_id()
@@ -59,7 +63,7 @@ class Epochs:
         return HeldReader(self._options, range_reader, self._ledger).read(task)
 
     def resolve(self, epoch: EpochOffset) -> StreamOffset:
-        """Return the end of a committed batch. Raises `LedgerError`."""
+        """Return the end of a committed batch, from the ledger's records. Raises `LedgerError` if one is missing."""
         reached: Positions = {}
         last: Fingerprints = {}
         starved = 0
@@ -76,7 +80,11 @@ class Epochs:
         return StreamOffset(reached, starts=reached, last=last)
 
     def mark_passed(self, before: EpochOffset, end: StreamOffset | EpochOffset) -> None:
-        """Mark the reader of `before` as passed, if another run planned `end`, which Spark has logged."""
+        """If another run of the query planned `end`, note in the ledger that the query has continued after the run of
+        `before`.
+
+        Spark has to have logged `end`.
+        """
         if not isinstance(end, EpochOffset) or end.reader != before.reader:
             self._ledger.mark_passed(before.reader)
             self._ledger.prune()

@@ -23,8 +23,8 @@ from store.append.published_end import current_boot_id
 from store.model.log_protocol import Fingerprints, Log, Positions, QueueRange
 
 LEAST_SECONDS = 1.0
-_ROWS_AT_ONCE = 1 << 15  # of one queue, before the other queues get their turn
-# An idle task learns only from a failed write that Spark gave it up.
+_ROWS_AT_ONCE = 1 << 15  # most messages of one queue before the other queues get their turn
+# An idle task writes an empty batch this often, because only a failed write shows that Spark has cancelled it.
 _HEARTBEAT_SECONDS = 1.5
 _PIPELINED = "SPARK_PIPELINED_UDF"  # set by Spark in workers if spark.python.udf.pipelined.enabled is true
 
@@ -33,8 +33,10 @@ _PIPELINED = "SPARK_PIPELINED_UDF"  # set by Spark in workers if spark.python.ud
 class HeldTask:
     """The plan of one task: the `begin` of each of its queues, and how long to hold them.
 
-    seconds: 0 to read the present messages and end. planned: the driver's `time.monotonic()`, valid only on the machine
-    `boot_id`. last: the message before each `begin`, if known. member: the id of an orderly query in its group.
+    seconds: how long to hold; 0 to read the present messages and end.
+    planned: the driver's `time.monotonic()` at planning, valid only on the machine with this `boot_id`.
+    last: fingerprints of the messages before each `begin`, if known.
+    member: the member id of an orderly query.
     """
 
     name: TaskName
@@ -46,7 +48,8 @@ class HeldTask:
     member: str | None = None
 
     def deadline(self) -> float:
-        """Return the end by this process's `time.monotonic()`. Tasks that share a clock with the driver end together.
+        """Return the task's end, as `time.monotonic()` of this process. All tasks on the driver's machine end
+        together.
 
         A task that starts late, because no task slot was free, still reads for `LEAST_SECONDS`.
         """
@@ -60,7 +63,7 @@ class HeldTask:
 
 
 class HeldReader:
-    """Stateless, and picklable for the tasks."""
+    """Reads held tasks. Stateless, and picklable for the tasks."""
 
     def __init__(self, options: SourceOptions, range_reader: RangeReader, ledger: Ledger) -> None:
         self._options = options
@@ -68,7 +71,8 @@ class HeldReader:
         self._ledger = ledger
 
     def read(self, task: HeldTask) -> Iterator[pa.RecordBatch]:
-        """Yield batches as they arrive, or the recorded ranges if an earlier attempt left a record.
+        """Yield messages as they arrive. If an earlier attempt of the task left a record, yield the recorded ranges
+        instead.
 
         Raises `OptionError` if Spark would buffer the batches, `LedgerError`, and the errors of `RangeReader`.
         """
@@ -88,7 +92,7 @@ class HeldReader:
             yield from self._up_to(log, reached, record)
 
     def _has_queues(self, task: HeldTask) -> Callable[[], bool]:
-        """Return a function that tells whether the query still owns its queues.
+        """Return a function that returns whether the query still owns its queues.
 
         If the driver's process is killed, another query gets its locks at once, but Spark continues the batch.
         """
@@ -100,7 +104,8 @@ class HeldReader:
     def _held(
         self, log: Log, reached: Positions, last: Fingerprints, deadline: float, has_queues: Callable[[], bool]
     ) -> Iterator[pa.RecordBatch]:
-        """Yield messages until `deadline`. Advances `reached` and `last`, the message before it.
+        """Yield messages until `deadline`. Advances `reached`, the next offsets, and `last`, the fingerprints of the
+        messages before.
 
         A queue that is deleted or replaced concurrently is not advanced: the next batch reports the loss.
         """
@@ -121,7 +126,7 @@ class HeldReader:
                 wanted = there._replace(end=min(there.end, there.start + _ROWS_AT_ONCE))
                 queue, ends = wanted.queue, {wanted.queue: wanted.end}
                 before = log.fingerprints(ends)
-                # Check after reading the fingerprint: only then is it known to be of the same queue.
+                # Check after reading the fingerprint, so that it is of the checked queue, not of a recreated one.
                 if self._is_lost(log, wanted, last, before):
                     continue
                 yield from self._range_reader.scan_seen(log, wanted, RangeTask((wanted,), ends, before))
@@ -131,7 +136,9 @@ class HeldReader:
                 held.again(queue, wanted.end)
 
     def _is_lost(self, log: Log, wanted: QueueRange, last: Fingerprints, before: Fingerprints) -> bool:
-        """before: the message before the end of `wanted`. If it is unknown, the queue must still reach that end.
+        """Return whether messages of `wanted` are lost, after reporting the loss.
+
+        before: fingerprint of the message before the end of `wanted`. Without one, the queue must still reach this end.
 
         Raises `DataLossError`.
         """

@@ -1,15 +1,16 @@
-"""The ledger: what each held task of a real-time batch has read, so that a replayed batch reads the same.
+"""`Ledger`: what each task of a real-time batch has read, so that a replayed batch reads the same messages.
 
-Each task records its end before its iterator ends, in one file or object, which is created atomically and never
-replaced. The first attempt to record wins. Any other attempt at the task reads exactly the recorded ranges.
+A task writes its record before it ends: one file or object, which is created atomically and never replaced. If Spark
+runs a task several times, the first record counts, and every other run reads exactly the recorded ranges.
 
     <ledger>/<reader>/<epoch>-<task>.json    {"next": {"orders": {"0": 57}}, "starved": false,
                                               "last": {"orders": {"0": [104857, 1763772000123]}}, "slots": 2}
-    <ledger>/<reader>/.made                  empty; its time is when the reader began
-    <ledger>/<reader>/passed                 empty; its time is when another reader last continued after this one
+    <ledger>/<reader>/.made                  empty; modified when the reader began
+    <ledger>/<reader>/passed                 empty; modified when another reader last continued after this one
 
-A reader is one run of a query. It deletes its records of committed batches. The next run starts from the records of its
-last batch, which are kept for `RETENTION_SECONDS` after that, because a checkpoint may be copied.
+A reader is one run of a query. It deletes its records of earlier batches when a batch is committed. The next run starts
+from the records of the last batch. They are kept for `RETENTION_SECONDS` after that, because a copy of the checkpoint
+may need them.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ _PASSED = "passed"
 _MADE = ".made"
 _MAX_BYTES = 256 << 20
 _RECORD = re.compile(r"([0-9]+)-[0-9]+\.json")
-# Files that may be deleted, also temporary files of a killed process.
+# Names of the ledger's files, including temporary files of a killed process.
 _OURS = re.compile(rf"\.?({_RECORD.pattern}|{_PASSED}|{re.escape(_MADE)})(\.[0-9a-f]{{32}}(\.tmp)?)?")
 
 
 @dataclass(frozen=True)
 class TaskName:
-    """reader: id of the run of the query that planned the batch."""
+    """Identifies a task. reader: id of the query's run that planned its batch. epoch: number of the batch."""
 
     reader: str
     epoch: int
@@ -66,10 +67,10 @@ class _RecordJson(msgspec.Struct):
 
 @dataclass(frozen=True)
 class TaskRecord:
-    """The end of a task: the `next` offset of each of its queues, and the message before it (see `StreamOffset`).
+    """The end of a task: the `next` offset of each of its queues, and the fingerprint of the message before it.
 
-    starved: the task began after its time was over, because there are too few task slots. slots: their number, if
-    known.
+    starved: whether the task began only after the batch's time was over, because Spark has too few task slots.
+    slots: how many tasks Spark runs concurrently, if known.
     """
 
     next: Positions
@@ -81,7 +82,7 @@ class TaskRecord:
 class Ledger:
     """Records in a directory, or a folder of an object store, that the driver and all executors see.
 
-    Every method but `prune` raises `LedgerError`.
+    Every method except `prune` raises `LedgerError`.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -91,7 +92,7 @@ class Ledger:
         return self._path
 
     def prepare(self, reader: str) -> None:
-        """Check that records can be written and are never replaced."""
+        """Create a reader's folder. Check that records can be written, and that an existing one is never replaced."""
         made = f"{_folder(reader)}/{_MADE}"
         with self._usable() as objects:
             objects.write(made, b"")
@@ -127,7 +128,7 @@ class Ledger:
             return bool(objects.names(_folder(reader)))
 
     def record(self, name: TaskName, record: TaskRecord) -> TaskRecord:
-        """Write and sync `record`, unless the task has a record. Return the record that counts."""
+        """Write and sync `record`, unless the task has a record already. Return the task's record."""
         path, last = _record_path(name), fingerprints_to_json(record.last)
         content = _RecordJson(to_json(record.next), record.starved, last, record.slots)
         with self._usable() as objects:
@@ -153,13 +154,15 @@ class Ledger:
                     objects.delete(f"{reader}/{file}")
 
     def mark_passed(self, reader: str) -> None:
-        """Mark that another reader continued after `reader`, and Spark has logged its batch."""
+        """Note that another reader has continued after `reader`. Spark has to have logged the other reader's batch."""
         path = f"{_folder(reader)}/{_PASSED}"
         with suppress(ObjectsUnavailable):  # a query without realTime may lack permission; then keep the folder
             self._objects.write(path, b"")
 
     def prune(self) -> None:
-        """Delete readers that were passed long ago, or were created long ago and left no record."""
+        """Delete the folders of readers that another reader passed more than `RETENTION_SECONDS` ago, and of readers
+        that began before then and left no record.
+        """
         oldest = time.time() - RETENTION_SECONDS
         with suppress(ObjectsUnavailable):
             objects = self._objects
@@ -202,7 +205,9 @@ def _epochs(objects: Objects, reader: str) -> dict[str, int]:
 
 
 def _prune(objects: Objects, folder: str, oldest: float) -> None:
-    """Delete the mark last, so that an interrupted deletion is continued."""
+    """Delete a reader's files if they are no longer needed. `passed` goes last, so that an interrupted deletion is
+    resumed.
+    """
     times = {name: written for name, written in objects.names(folder).items() if written is not None}
     if _is_over(times, oldest):
         for file in sorted(filter(_OURS.fullmatch, times), key=_PASSED.__eq__):

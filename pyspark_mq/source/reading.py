@@ -27,7 +27,9 @@ _MAY_BE_NULL = ("brokerName", "tags", "keys", "bornTimestamp", "storeTimestamp",
 
 
 def default_schema(include_properties: bool, *, null_bodies: bool = False) -> StructType:
-    """Return the columns of a query without `.schema(...)`. null_bodies: whether bodies may be null, with a reason."""
+    """Return the columns of a query without `.schema(...)`. null_bodies: whether unreadable bodies are null, with a
+    column for the reason.
+    """
     more = (*((PROPERTIES,) if include_properties else ()), *((BODY_ERROR,) if null_bodies else ()))
     return StructType([_field(name) for name in (*DEFAULT_COLUMNS, *more)])
 
@@ -35,7 +37,7 @@ def default_schema(include_properties: bool, *, null_bodies: bool = False) -> St
 def projection(schema: StructType, *, null_bodies: bool = False) -> tuple[tuple[str, ...], pa.Schema]:
     """Return the columns to read for `schema`, and the Arrow schema that Spark expects of each batch.
 
-    schema: any subset of `store.COLUMNS` in any order. Raises `SchemaError`.
+    schema: any subset of `store.COLUMNS` in any order. null_bodies: see `default_schema`. Raises `SchemaError`.
     """
     names = tuple(schema.fieldNames())
     if not names:
@@ -68,11 +70,13 @@ def _field(name: str) -> StructField:
 
 
 ARRIVAL_TIMEOUT_SECONDS = 60.0
-_LOOK_AGAIN_SECONDS = 0.25  # shared file systems do not notify
+_LOOK_AGAIN_SECONDS = 0.25  # because shared file systems send no notifications
 
 
 class RangeTask(NamedTuple):
-    """ends: the batch's end in each queue. last: the fingerprint of the message before it, if known."""
+    """What a task of a micro-batch reads. ends: the batch's end in each queue. last: fingerprints of the messages
+    before the ends, if known.
+    """
 
     ranges: tuple[QueueRange, ...]
     ends: Positions
@@ -80,7 +84,7 @@ class RangeTask(NamedTuple):
 
     @classmethod
     def of(cls, ranges: tuple[QueueRange, ...], ends: Positions, last: Fingerprints) -> RangeTask:
-        """ends, last: may contain other queues."""
+        """Return a task. ends, last: of the whole batch; they may have other queues."""
         queues = {wanted.queue for wanted in ranges}
         known = {queue: last[queue] for queue in queues & last.keys()}
         return cls(ranges, {queue: ends[queue] for queue in queues}, known)
@@ -93,7 +97,7 @@ class RangeTask(NamedTuple):
 
 
 class RangeReader:
-    """Stateless, and picklable for the tasks."""
+    """Reads the ranges of tasks as Arrow batches. Stateless, and picklable for the tasks."""
 
     def __init__(
         self,
@@ -116,7 +120,7 @@ class RangeReader:
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield batches with exactly the declared Arrow schema. Raises `DataLossError`, and the store's `StoreError`.
 
-        The partition's value is None if Spark has replaced an empty list of partitions.
+        If there are no partitions, Spark makes one with value None.
         """
         task: RangeTask | None = partition.value
         if task is None:
@@ -131,15 +135,15 @@ class RangeReader:
         return pa.RecordBatch.from_arrays(columns, schema=self._arrow_schema)
 
     def scan(self, log: Log, wanted: QueueRange, task: RangeTask) -> Iterator[pa.RecordBatch]:
-        """Yield the messages of `wanted`, after waiting until this process sees them. Raises as `read`."""
+        """Wait until this process sees the messages of `wanted`, and yield them. Raises as `read`."""
         if wanted.length > 0:
             self._wait(log, wanted, task)
             yield from self.scan_seen(log, wanted, task)
 
     def scan_seen(self, log: Log, wanted: QueueRange, task: RangeTask) -> Iterator[pa.RecordBatch]:
-        """Yield messages that `log` has shown before, without waiting."""
+        """Yield the messages of `wanted` without waiting, because `log` has shown them before."""
         for batch in self._scan(log, wanted, task):
-            # Names and nullability as Spark declared them.
+            # Spark requires the declared names and nullability.
             yield pa.RecordBatch.from_arrays(batch.columns, schema=self._arrow_schema)
 
     def _wait(self, log: Log, wanted: QueueRange, task: RangeTask) -> None:
@@ -151,9 +155,10 @@ class RangeReader:
             log.wait({queue: end}, min(left, _LOOK_AGAIN_SECONDS))
 
     def _scan(self, log: Log, wanted: QueueRange, task: RangeTask) -> Iterator[pa.RecordBatch]:
-        """Yield the remaining messages of `wanted`, each once: messages before a loss are older than those after it.
+        """Yield the messages of `wanted` that are not lost, each once. After a loss, continue with the rest of the
+        range.
 
-        If the end of the range is lost after rows were yielded, nothing remains: the queue was replaced or cut.
+        If rows were yielded and then the range's end is lost, stop, because the queue was replaced or cut.
         """
         is_begun = False
         while wanted.length > 0:
@@ -181,7 +186,7 @@ class RangeReader:
 def partitions_of(
     ranges: Sequence[QueueRange], options: SourceOptions, ends: Positions, last: Fingerprints
 ) -> list[InputPartition]:
-    """ends, last: see `RangeTask`."""
+    """Return the input partitions of a batch. ends, last: see `RangeTask`."""
     least = options.min_partitions or os.cpu_count() or 1  # Spark's task slots are unknown here
     pieces = split(ranges, options.min_partitions, options.max_records_per_partition)
     packed = pack(pieces, least, options.max_records_per_partition)

@@ -29,9 +29,9 @@ Json = dict[str, Any]
 
 
 class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads micro-batches of one run of one query, in its own process beside the driver.
+    """Spark's reader of micro-batches, for one run of one query. Spark runs it in a process beside the driver.
 
-    If a batch starts after a real-time batch of the checkpoint, the ledger has the end of that batch.
+    If the checkpoint's last batch was a real-time batch, the reader takes its end from the ledger.
     """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
@@ -40,7 +40,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planner = Planner(options)
         self._epochs = Epochs(options)
         self._range_reader = RangeReader(options, schema)
-        self._parsed: list[tuple[Json, StreamOffset | EpochOffset]] = []  # the last two offsets
+        self._parsed: list[tuple[Json, StreamOffset | EpochOffset]] = []  # the last two parsed offsets
 
     def initialOffset(self) -> Json:
         return self._planner.first().to_json()
@@ -49,7 +49,9 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planner.end_with_present_messages()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return any limit but ReadAllAvailable, which means Trigger.Once. The planner applies the limits."""
+        """Return a limit other than ReadAllAvailable, which would mean Trigger.Once. The planner applies the real
+        limits.
+        """
         return ReadMaxRows(self._options.max_offsets_per_trigger or _NO_LIMIT)
 
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:
@@ -70,13 +72,14 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(ends(self._planner.bounds))
 
     def partitions(self, start: Json, end: Json) -> list[InputPartition]:
-        """Return the tasks of a batch. They depend only on the offsets and the options, so a replay is the same.
+        """Return the tasks of a batch. They depend only on the offsets and the options, so a replay reads the same
+        messages.
 
         Raises `DataLossError`.
         """
         before, until = self._offset(start), self._offset(end)
         if isinstance(before, EpochOffset):
-            # Not when `end` was planned, because Spark might not have logged it.
+            # Not already when `end` is planned, because Spark has not logged it then.
             self._epochs.mark_passed(before, until)
             before = StreamOffset({})  # after a real-time batch every queue is pinned
         self._planner.require_same_queues(until)
@@ -90,7 +93,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._range_reader.read(partition)
 
     def commit(self, end: Json) -> None:
-        """Called after Spark has logged the batch after `end`."""
+        """Delete records of earlier batches. Spark calls this after it has logged the batch after `end`."""
         offset = self._offset(end)
         if isinstance(offset, EpochOffset):
             self._epochs.forget_before(offset)
@@ -101,12 +104,16 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _following(
         self, before: StreamOffset | EpochOffset, begin: StreamOffset, *, once: bool
     ) -> StreamOffset | EpochOffset | None:
-        """Return the end of the batch after `before`, which ended at `begin`, or None. once: this is the only batch."""
+        """Return the end of the batch after `before`, or None if nothing arrived. begin: where `before` ended. once:
+        whether this is the query's only batch.
+        """
         end = self._planner.micro_batch(begin, once=once)
         return None if end is begin else end
 
     def _offset(self, json_: Json) -> StreamOffset | EpochOffset:
-        """Parse an offset once: Spark passes each several times, and parsing a thousand queues is slow."""
+        """Parse an offset. The last two are remembered, because Spark passes each several times, and parsing a thousand
+        queues is slow.
+        """
         for known, offset in self._parsed:
             if known == json_:
                 return offset
@@ -119,7 +126,9 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class RealTimeStreamReader(MqStreamReader):
-    """Reads real-time batches. Trigger.AvailableNow and Trigger.Once need a known end, so they use micro-batches."""
+    """Spark's reader of real-time batches. With Trigger.AvailableNow and Trigger.Once it reads micro-batches, because
+    these triggers need a known end.
+    """
 
     def _following(
         self, before: StreamOffset | EpochOffset, begin: StreamOffset, *, once: bool
@@ -135,12 +144,14 @@ class RealTimeStreamReader(MqStreamReader):
 
 
 def stream_reader(options: SourceOptions, schema: StructType) -> MqStreamReader:
-    """Raises `OptionError`, `SchemaError`."""
+    """Return the reader for the options. Raises `OptionError`, `SchemaError`."""
     return (RealTimeStreamReader if options.real_time else MqStreamReader)(options, schema)
 
 
 class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Raises an error at Spark's first call, because Spark hides errors that are raised while a reader is created."""
+    """A reader that raises an error at Spark's first call, because Spark hides errors that are raised while a reader is
+    created.
+    """
 
     def __init__(self, why: MqSourceError) -> None:
         self._why = why
