@@ -34,7 +34,7 @@ class WriteOptions:
     """Parsed and checked options of a write.
 
     topic: of all rows; None if each row has its own.
-    producer_group: identifies the query of repeated batch writes (foreachBatch); None for an independent write.
+    producer_group: names a write in `foreachBatch`; None for an independent write.
     checkpoint: as the user gave it; None if Spark does not report it.
     """
 

@@ -1,18 +1,18 @@
-"""The last batch that each query wrote, so that a batch which Spark runs again is not written twice.
+"""The last batch that each query wrote. With it, a batch that Spark runs again is not written twice.
 
-Each batch is appended together with a record: a message to `COMMITS_TOPIC` with the query as its key. Retention deletes
-records as it deletes messages, so a small file in the store keeps the latest state of each query:
+Each batch is appended together with a record: a message to `COMMITS_TOPIC` with the query as its key. Because retention
+deletes records, too, a small file in the store has the latest state of each query, its mark:
 
     commits/<query>/mark.json    {"batch": 41, "written": false, "since": 7, "rows": {"orders": 3}, "run": "5f0c2b...",
                                   "last": [104857, 1763772000123], "plan": "9a0364...", "consecutive": true}
 
-It is written and synced before a batch is appended, with `written` false, and again afterwards, with `written` true. So
-a batch later than the file's was never appended. If `written` is false, the batch was appended if and only if there is
-a record of it at offset `since` or later.
+The mark is written and synced before a batch is appended, with `written` false, and again afterwards, with `written`
+true. So a batch later than the mark's was never appended. If `written` is false, the batch was appended if and only if
+there is a record of it at offset `since` of `COMMITS_TOPIC` or later.
 
 If the log ends before `since`, or the message before `since` is not the one in `last`, then the log is older than the
-file and lacks batches. A stream commits every batch, including empty ones, so each one writes the file ("consecutive").
-If the file's batch is not the previous one, the store is older than the checkpoint. Writes in a `foreachBatch` may skip
+mark and lacks batches. A stream commits every batch, including empty ones, so its marks are `consecutive`: if the
+mark's batch is not the previous one, the store is older than the checkpoint. Writes in a `foreachBatch` may skip
 batches.
 
 The number alone does not identify a batch: Spark may plan it again, or two writes of one `foreachBatch` may share it.
@@ -64,7 +64,11 @@ _MAX_BYTES = 64 << 20  # a batch may have any number of topics
 
 @dataclass(frozen=True)
 class Batch:
-    """rows: the number for each topic. run: the id of the query's run, or "". consecutive: false in `foreachBatch`."""
+    """A batch that Spark writes.
+
+    rows: the number of rows for each topic. run: the id of the query's run; "" if unknown. plan: see `plan_of`.
+    consecutive: whether the query commits every batch; false in `foreachBatch`.
+    """
 
     number: int
     rows: Mapping[str, int]
@@ -75,7 +79,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Mark:
-    """since: queue offset. last: the fingerprint of the message before it. rows: None if any number of rows matches."""
+    """The content of `mark.json`, see above. rows: None if a batch with any number of rows counts as the same."""
 
     batch: Long
     written: bool
@@ -88,6 +92,8 @@ class Mark:
 
 
 class MarkFile:
+    """The file with the mark of a query."""
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._path = folder / "mark.json"
@@ -97,7 +103,7 @@ class MarkFile:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the query's folder, because the commit of a killed driver may still be running. Raises `CommitError`."""
+        """Lock the query's folder, because a commit of a killed driver may still be running. Raises `CommitError`."""
         try:
             if not self._folder.is_dir():
                 make_directory(self._folder.parent)
@@ -141,15 +147,18 @@ class MarkFile:
 
 
 class Commits:
+    """The record of the batches that one query has written."""
+
     def __init__(self, log: LogWriter, folder: Path, query: str) -> None:
         self.file = MarkFile(folder / query)
         self._log = log
         self._query = query
 
     def has(self, batch: Batch) -> bool:
-        """Return whether a batch was written. Raises `CommitError` if that is unknown, or for a batch before the last.
+        """Return whether a batch was written. Raises `CommitError` if that is unknown, or if a later batch was
+        written.
 
-        Spark runs only its last batch again. An earlier one means that the checkpoint is outdated.
+        Spark runs only its last batch again, so an earlier batch shows that the checkpoint is stale.
         """
         mark = self.file.read()
         if mark is not None and mark.batch > batch.number:
@@ -161,7 +170,7 @@ class Commits:
             )
         if mark is not None and (mark.batch < batch.number or mark.rows == {}):
             self._must_follow(mark, batch)
-            return mark.batch < batch.number and self._is_recorded(batch.number, mark.since)  # the file may be outdated
+            return mark.batch < batch.number and self._is_recorded(batch.number, mark.since)  # the mark may be stale
         if not self._was_written(mark, batch.number):
             if mark is None and batch.consecutive and batch.number > 0:
                 _log.warning(
@@ -176,9 +185,9 @@ class Commits:
         return True
 
     def _must_follow(self, mark: Mark, batch: Batch) -> None:
-        """Raise `CommitError` if the log lacks a batch between the mark's and this one.
+        """Raise `CommitError` if the log lacks a batch between the mark's and `batch`.
 
-        mark: of an earlier batch, or of this one without rows.
+        mark: of an earlier batch, or of `batch` itself if it had no rows.
         """
         now = f"Spark now runs batch {batch.number}"
         if mark.written and self._is_older(mark):
@@ -198,7 +207,7 @@ class Commits:
             )
 
     def _was_written(self, mark: Mark | None, batch: int) -> bool:
-        """mark: of this batch, or None."""
+        """Return whether a batch was written. mark: of this batch, or None."""
         if mark is not None and mark.written and not self._is_older(mark):
             return True
         if self._is_recorded(batch, 0 if mark is None or mark.written else mark.since):
@@ -244,25 +253,27 @@ class Commits:
             )
 
     def begin(self, batch: Batch) -> None:
-        """Record that a batch is about to be written, and sync the record."""
+        """Write and sync the mark of a batch that is about to be appended."""
         if COMMITS_TOPIC not in self._log.topics():
             self._log.create_topic(COMMITS_TOPIC, 1)
         self._note(batch, batch.rows, written=False)
 
     def record(self, batch: Batch) -> pa.RecordBatch:
-        """Return the record to append together with the rows. It names its queue: the topic may have several."""
+        """Return the record to append together with the rows. It names its queue, because the topic may have
+        several.
+        """
         body = encode({"query": self._query, "batch": batch.number, "rows": sum(batch.rows.values())}).decode()
         columns = [texts([body]), texts([self._query]), arrow(np.array([_RECORDS.queue_id]))]
         return pa.RecordBatch.from_arrays(columns, ["body", "keys", "queueId"])
 
     def end(self, batch: Batch) -> None:
-        """Record that a batch is written and synced, or has no rows."""
+        """Write the mark of a batch that is appended and synced, or has no rows."""
         self._note(batch, batch.rows, written=True)
 
     def skip(self, batch: Batch) -> None:
-        """Record that a written batch came again.
+        """Write the mark of a batch that Spark ran again and that was written before.
 
-        Keep the rows and the plan of its first run, because this run may have produced other rows.
+        Keep the rows and the plan of the run that wrote it, because this run may have produced other rows.
         """
         mark = self.file.read()
         if mark is None or mark.batch < batch.number:
@@ -302,7 +313,7 @@ _MAX_PLAN_BYTES = 1 << 30  # a source may have any number of queues
 
 
 def plan_of(checkpoint: str | None, batch: int) -> str:
-    """Return a digest of the file in which Spark recorded the end of a batch; "" if that file is not visible here.
+    """Return a SHA-256 digest of the checkpoint's file with the end of a batch; "" if this process cannot read it.
 
     Raises `StoreUnavailable`, `CorruptStore`.
     """

@@ -2,15 +2,15 @@
 
     <stagingPath>/<owner>.<run>/<partition>-<attempt>.arrow
 
-The owner is the id of a streaming query, with its producerGroup if it has one, or "batch". A run is one attempt of
-Spark at one write. The run of a query begins with the number of its batch.
+The owner is the id of a streaming query (with its producerGroup, if it has one), or "batch" for other writes. A run is
+one attempt of Spark at one write. The name of a query's run begins with the number of its batch.
 
-A commit deletes the query's runs up to this batch, but not later ones, because the driver may have been replaced. It
-also deletes runs of other owners that were not written for `RETENTION_SECONDS`. Files are not synced, because Spark
-runs an uncommitted batch again after a crash.
+A commit deletes the query's runs up to the committed batch. It leaves later runs, because another driver may have begun
+them. It also deletes runs of any owner that were not written for `RETENTION_SECONDS`. Files are not synced, because
+Spark runs an uncommitted batch again after a crash.
 
-The folder of a run has an object `.made` until the run is over. Without it a write fails, so a task that Spark gave up
-cannot write after the run.
+The folder of a run has an object `.made` until the run is over. Without it a write fails, so a cancelled task that
+still runs cannot write after the end of its run.
 """
 
 from __future__ import annotations
@@ -33,11 +33,14 @@ BATCH = "batch"
 _MADE = ".made"
 _OWNER = rf"{BATCH}|[0-9a-f]{{8}}(-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}(-[^.]+)?"
 _OURS = re.compile(rf"({_OWNER})\.([0-9]{{19}}-)?[0-9a-f]{{32}}")
-_TOPIC = b"topic"  # in the metadata of a file's batches, each of which has messages of one topic
+_TOPIC = b"topic"  # metadata key of a file's record batches, each of which has messages of one topic
 
 
 class Staging:
-    """A directory or a folder of an object store, that the driver and all executors see. Raises `StagingError`."""
+    """Staged rows in a directory or a folder of an object store, which the driver and all executors see.
+
+    Methods raise `StagingError`.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -58,7 +61,9 @@ class Staging:
     def write(
         self, owner: str, run: str, task: str, tables: Iterable[tuple[str, pa.RecordBatch]]
     ) -> tuple[str, Counter[str]]:
-        """Return the staged file ("" without rows) and the row count of each topic."""
+        """Stage the rows of a task. Return the name of their file ("" without rows), and the number of rows of each
+        topic.
+        """
         folder, writer = _folder(owner, run), None
         name = f"{folder}/{task}.arrow"
         rows: Counter[str] = Counter()
@@ -75,7 +80,7 @@ class Staging:
         return ("" if writer is None else name), rows
 
     def tables(self, files: Iterable[str]) -> dict[str, pa.Table]:
-        """Return the rows for each topic, in the order of the files, memory-mapped."""
+        """Return the staged rows of each topic, in the order of the files. The tables are memory-mapped."""
         batches: dict[str, list[pa.RecordBatch]] = {}
         for file in files:
             for topic, batch in self._read(file):
@@ -94,11 +99,13 @@ class Staging:
             ) from error
 
     def forget(self, owner: str, run: str) -> None:
-        """Delete one run of "batch", or a query's runs up to this batch."""
+        """Delete one run of "batch", or a query's runs up to the batch of `run`. Also delete stale runs of any
+        owner.
+        """
         oldest = time.time() - RETENTION_SECONDS
         for folder in self._runs():
             whose, _, which = folder.rpartition(".")
-            with suppress(ObjectsUnavailable):  # another process deletes it, or a later commit does
+            with suppress(ObjectsUnavailable):  # another process is deleting it, or a later commit will
                 mine = (whose == owner != BATCH and _batch(which) <= _batch(run)) or which.endswith(run)
                 if mine or (_OURS.fullmatch(folder) and self._is_over(folder, oldest)):
                     self._objects.delete_all(folder)
@@ -108,7 +115,7 @@ class Staging:
         return max((time for time in times if time is not None), default=oldest) < oldest
 
     def _runs(self) -> list[str]:
-        """Return the folders of runs. Without a directory for the log, its other notes are here, too."""
+        """Return the folders of runs. The path may also have other files of the store."""
         with suppress(ObjectsUnavailable):
             return [name for name, time in self._objects.names("").items() if time is None and "." in name]
         return []
@@ -134,7 +141,7 @@ def _folder(owner: str, run: str) -> str:
 
 
 def run_of_batch(batch: int, attempt: str) -> str:
-    """Runs of earlier batches sort before it."""
+    """Return the name of a run, which sorts by its batch."""
     return f"{batch:019}-{attempt}"
 
 

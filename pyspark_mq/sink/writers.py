@@ -1,8 +1,8 @@
 """Spark's batch and stream writers, and the deliveries that they use.
 
-    AtLeastOnce     tasks append their rows directly
-    AllOrNothing    tasks stage their rows, the driver appends the rows of all tasks under one publication
-    OncePerBatch    as AllOrNothing, together with a record of the batch; a recorded batch is not appended again
+AtLeastOnce tasks append their rows directly AllOrNothing    tasks stage their rows, and the driver appends the rows of
+all tasks under one publication
+    OncePerBatch    as AllOrNothing, but with a record of the batch, so that a batch is not appended again
 
 The driver creates a delivery. Tasks, and the commit of a batch write, unpickle it.
 """
@@ -45,7 +45,8 @@ _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 class TaskRows(WriterCommitMessage):
     """The rows of one task.
 
-    rows: the number for each topic. file: the staged rows, or "". query, batch, run: see `OncePerBatch`.
+    rows: the number of rows for each topic. file: the file with the staged rows, or "".
+    query, batch, run: the ids of the streaming query, its batch and its run, for `OncePerBatch`.
     """
 
     rows: Mapping[str, int]
@@ -56,24 +57,28 @@ class TaskRows(WriterCommitMessage):
 
 
 class RowDelivery(Protocol):
+    """How the rows of a write become messages, see the module."""
+
     def prepare(self) -> None:
-        """Runs in the driver before the tasks. Raises errors that would fail all tasks."""
+        """Prepare a write, in the driver before the tasks. Raises errors that would fail all tasks."""
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> TaskRows:
-        """Runs in a task: append or stage its rows."""
+        """Append or stage the rows of a task. Runs in the task."""
 
     def commit(self, sent: Sequence[TaskRows]) -> None:
-        """Runs in the driver after all tasks. sent: the result of each task, in the order of Spark's partitions."""
+        """Finish a write, in the driver after all tasks. sent: the result of each task, in the order of Spark's
+        partitions.
+        """
 
     def abort(self) -> None:
-        """Runs in the driver after a task or the commit failed."""
+        """Clean up, in the driver after a task or the commit failed."""
 
 
 class AtLeastOnce:
     """Appends rows directly. A failed attempt leaves its messages, and the next attempt appends them again.
 
-    Each row has a UNIQ_KEY that is the same in every attempt: "<query>-<batch>-<partition>-<row>", or "<id of the
-    write>-0-<partition>-<row>" for a batch write.
+    So consumers can drop duplicates by property UNIQ_KEY, which is the same in every attempt:
+    "<query>-<batch>-<partition>-<row>", or "<id of the write>-0-<partition>-<row>" for a batch write.
     """
 
     def __init__(self, options: WriteOptions, *, is_stream: bool) -> None:
@@ -96,7 +101,7 @@ class AtLeastOnce:
                     append.add(topic, table)
                     rows[topic] += table.num_rows
                 append.publish()
-            log.flush()  # Spark does not run a batch again after its tasks are done
+            log.flush()  # now, because Spark does not run a task again after it has returned
         return TaskRows(rows)
 
     def commit(self, sent: Sequence[TaskRows]) -> None:
@@ -107,6 +112,8 @@ class AtLeastOnce:
 
 
 class AllOrNothing:
+    """Stages the rows of all tasks, and appends them under one publication."""
+
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
         self._staging = Staging(options.staging_path)
@@ -136,7 +143,7 @@ class AllOrNothing:
         return self._staging.write(owner, run, f"{context.partitionId()}-{context.taskAttemptId()}", checked)
 
     def _append(self, log: LogWriter, sent: Sequence[TaskRows], more: Mapping[str, pa.RecordBatch]) -> None:
-        """Append and sync the staged rows and `more`, a batch for each topic, in one publication."""
+        """Append and sync the staged rows together with `more` (by topic), under one publication."""
         tables = self._staging.tables(each.file for each in sent if each.file)
         staged, rows = sum(table.num_rows for table in tables.values()), _rows_of(sent).total()
         if staged != rows:  # a file that was cut between two batches can be read without an error
@@ -156,8 +163,8 @@ class AllOrNothing:
 class OncePerBatch(AllOrNothing):
     """Writes a micro-batch of a streaming query once: the stream's own write, or one in its `foreachBatch`.
 
-    The id in the checkpoint identifies the query. In `foreachBatch`, `producerGroup` distinguishes several writes of
-    one batch, and a write may skip batches.
+    The query id in the checkpoint identifies the query. In `foreachBatch`, `producerGroup` distinguishes several writes
+    of one batch, and a write may skip batches.
     """
 
     @property
@@ -230,7 +237,7 @@ def _of_known_topics(
 
 
 def require_topic(address: LogAddress, log: Log, topic: str) -> None:
-    """Raises `SubscriptionError`."""
+    """Raise `SubscriptionError` if the topic does not exist."""
     if topic not in (topics := log.topics()):
         others = ", ".join(name for name in topics if not is_internal_topic(name)) or "none"
         of_broker = f"mqadmin updateTopic -t {topic} ..."
@@ -240,7 +247,7 @@ def require_topic(address: LogAddress, log: Log, topic: str) -> None:
 
 
 class MqBatchWriter(DataSourceArrowWriter):
-    """Created in the driver; tasks and the commit unpickle it."""
+    """Spark's writer of a batch write. The driver creates it; tasks and the commit unpickle it."""
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         """Raises `OptionError`, `SchemaError`, `SubscriptionError`, `StagingError`, and errors of opening a store."""
@@ -260,7 +267,7 @@ class MqBatchWriter(DataSourceArrowWriter):
 
 
 class MqStreamWriter(DataSourceStreamArrowWriter):
-    """One micro-batch. Spark creates one for the tasks and another for the commit."""
+    """Spark's writer of a micro-batch. Spark creates one for the tasks and another for the commit."""
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         """Raises as `MqBatchWriter`."""
@@ -283,7 +290,7 @@ class MqStreamWriter(DataSourceStreamArrowWriter):
 def _checked(
     options: WriteOptions, schema: StructType, exactly_once: type[AllOrNothing], *, is_stream: bool
 ) -> RowDelivery:
-    """Raises errors that would fail all tasks."""
+    """Return a prepared delivery. Raises errors that would fail all tasks."""
     check_schema(schema, options.topic)
     with options.address.open() as log:
         if options.topic is not None:

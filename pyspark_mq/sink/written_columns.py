@@ -29,7 +29,11 @@ from store.format.topic_names import TOPICS_OF_NOTES
 
 
 class ColumnKind(NamedTuple):
-    """The types that a column may have. ours: its type in a view for INSERT INTO. words: for errors."""
+    """The types that a written column may have.
+
+    fits: whether a type is one of them. ours: the column's type in a view for INSERT INTO. words: the types, for
+    errors.
+    """
 
     fits: Callable[[DataType], bool]
     ours: DataType
@@ -94,7 +98,7 @@ def sink_schema(with_topic: bool) -> StructType:
 
 
 def check_schema(schema: StructType, topic: str | None) -> None:
-    """topic: the option's topic for all rows, or None. Raises `SchemaError`."""
+    """Check the columns of written rows. topic: the option `topic`, or None. Raises `SchemaError`."""
     names = schema.fieldNames()
     for field in schema.fields:
         kind = SINK_COLUMNS.get(field.name)
@@ -135,9 +139,11 @@ def _unknown(name: str) -> str:
 
 
 def tables_by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Yield the messages of one Arrow batch by topic, rows in their order, for `MessageStore.append_table`.
+    """Yield the topics of an Arrow batch, each with its messages in the order of rows, for
+    `MessageStore.append_table`.
 
-    topic: of all rows, or None for the column. Raises `RowError` for a row without body or topic, or a reserved topic.
+    topic: of all rows; None to take it from the column `topic`. Raises `RowError` for a row without body or topic, or a
+    reserved topic.
     """
     if batch.num_rows == 0:
         return
@@ -167,7 +173,9 @@ def _split(messages: pa.RecordBatch, topics: pa.StringArray) -> Iterator[tuple[s
 
 
 def with_unique_keys(batch: pa.RecordBatch, task: str, first: int) -> pa.RecordBatch:
-    """Set the property UNIQ_KEY of each row to "<task>-<row>", unless it has one. first: number of row 0."""
+    """Set the property UNIQ_KEY of each row to "<task>-<row>", unless it has one. first: the number of the
+    first row.
+    """
     if not batch.num_rows:
         return batch
     rows = np.arange(first, first + batch.num_rows)

@@ -24,7 +24,7 @@ from store.model.log_protocol import Bounds, Int64s, Log, MissingBroker, Positio
 class Extent(NamedTuple):
     """Messages [first, end) of a queue, as queue offsets.
 
-    size: bytes of their records in the log, None in a cluster, which does not tell them.
+    size: bytes of their records in the log; None in a cluster, whose brokers do not report it.
     """
 
     queue: Queue
@@ -44,8 +44,9 @@ class Extent(NamedTuple):
 class LogFiles(NamedTuple):
     """The files of the commit log.
 
-    published: bytes since the log was created. length: bytes of the segment files, which are sparse. taken: bytes that
-    they occupy on disk. dispatch_lag: published bytes without queue entries yet, as RocketMQ defines it.
+    published: bytes appended since the log was created. segments: number of segment files. length: total bytes of these
+    files, which are sparse. taken: bytes that they occupy on disk. dispatch_lag: published bytes that have no queue
+    entries yet, as RocketMQ defines it.
     """
 
     published: int
@@ -59,7 +60,7 @@ Extents = dict[Queue, Extent]
 
 
 def extents(store: MessageStore, before: Extents) -> Extents:
-    """before: an earlier result; only later records are read."""
+    """Return the extent of each queue of a store. before: an earlier result; only records after it are read."""
     found: Extents = {}
     for topic, count in sorted(store.topics().items()):
         queues = [Queue(topic, number) for number in range(count)]
@@ -69,7 +70,7 @@ def extents(store: MessageStore, before: Extents) -> Extents:
 
 
 def extent(store: MessageStore, queue: Queue, before: Extent | None = None) -> Extent:
-    """Raises `UnknownTopic`."""
+    """Return the extent of a queue. before: an earlier one; only records after it are read. Raises `UnknownTopic`."""
     topic, number = queue.topic, queue.queue_id
     while True:
         first, end = store.offsets(topic, number)
@@ -80,7 +81,7 @@ def extent(store: MessageStore, queue: Queue, before: Extent | None = None) -> E
             size += sum(record_bytes(store, topic, number, start, end))
             return Extent(queue, first, end, size)
         except OffsetLost:
-            if store.min_offset(topic, number) <= first:  # retention did not cause it
+            if store.min_offset(topic, number) <= first:  # so retention is not the cause
                 raise
 
 
@@ -106,8 +107,8 @@ def deliverer(store: MessageStore) -> Holder | None:
 class GroupLag(NamedTuple):
     """The lag of a group in a queue.
 
-    offset: the next one to read, or None if the group never committed one. end: the queue's max offset. messages: those
-    that the group has not read.
+    offset: the next one to read; None if the group never committed one. end: the queue's max offset. messages: the
+    number of messages that the group has not read.
     """
 
     group: str
@@ -136,7 +137,10 @@ _NOT_YET = (0,) * (1 + max(map(len, BUCKETS.values())))
 
 
 class Latency(NamedTuple):
-    """name: a key of BUCKETS. group: "" for a producer. times: the number of measurements. p50, p99: milliseconds."""
+    """The latencies that clients measured for one topic.
+
+    name: a key of BUCKETS. group: "" for a producer. times: the number of measurements. p50, p99: percentiles in ms.
+    """
 
     name: str
     topic: str
@@ -151,7 +155,7 @@ def clients(root: Path) -> Clients:
 
 
 def latencies(before: Clients, now: Clients) -> list[Latency]:
-    """By name, topic and group."""
+    """Return the latencies measured between two readings of clients' figures, sorted by name, topic and group."""
     found: dict[tuple[str, str, str], Int64s] = {}
     for key, each in now.items():
         if each.name in BUCKETS:
@@ -165,7 +169,7 @@ def latencies(before: Clients, now: Clients) -> list[Latency]:
 
 
 def held(now: Clients) -> Counter[tuple[str, str]]:
-    """By topic and group."""
+    """Return the number of held requests, by topic and group."""
     found: Counter[tuple[str, str]] = Counter()
     for each in now.values():
         if each.name == HELD:
@@ -174,7 +178,7 @@ def held(now: Clients) -> Counter[tuple[str, str]]:
 
 
 def refused(now: Clients) -> Counter[str]:
-    """Connections that servers closed since their start, by reason."""
+    """Return how many connections the servers have closed since their start, by reason."""
     return Counter({name: sum(each.counts[0] for each in now.values() if each.name == name) for name in REFUSED})
 
 
@@ -199,8 +203,10 @@ def running_queries(root: Path) -> list[RunningQuery]:
 
 
 class Look(NamedTuple):
-    """at: `time.monotonic()`. log: None of a cluster. deliverer: of delayed messages. missing: brokers whose queues are
-    as at the last look.
+    """The numbers of a store or a cluster at one time.
+
+    at: `time.monotonic()`. log: None for a cluster. deliverer: the process that delivers delayed messages. missing:
+    brokers that do not answer; their queues are as at the last look.
     """
 
     at: float
@@ -218,14 +224,16 @@ class Look(NamedTuple):
 
 
 def look(store: MessageStore, before: Look | None) -> Look:
-    """before: an earlier look; only the changes since then are read."""
+    """Return the current numbers of a store. before: an earlier look; only the changes since then are read."""
     groups = {(each.group, each.queue): each for each in group_lags(DirectoryLog(store))}
     queues = extents(store, before.queues if before else {})
     return Look(time.monotonic(), queues, groups, log_files(store), clients(Path(store.path)), deliverer(store))
 
 
 def look_at_cluster(log: Log, before: Look | None) -> Look:
-    """Return the current state of a cluster. before: an earlier look, whose queues of missing brokers are kept."""
+    """Return the current numbers of a cluster. before: an earlier look, from which queues of missing brokers
+    are taken.
+    """
     known = [] if before is None else before.queues  # name servers forget a broker that stops
     listed = chain.from_iterable(log.topics().values())
     bounds, missing = log.look(sorted({*listed, *known}))
@@ -251,7 +259,9 @@ def rate_in(before: Look | None, now: Look, queue: Extent) -> float | None:
 
 
 def rate_out(before: Look | None, now: Look, lag: GroupLag) -> float | None:
-    """Return messages per second between two looks, or None without an offset."""
+    """Return messages that the group read per second between two looks, or None if a look has no offset of the
+    group.
+    """
     earlier = None if before is None else before.groups.get((lag.group, lag.queue))
     if before is None or earlier is None or earlier.offset is None or lag.offset is None:
         return None
@@ -259,7 +269,9 @@ def rate_out(before: Look | None, now: Look, lag: GroupLag) -> float | None:
 
 
 def _quantile(name: str, counts: Int64s, share: float) -> float:
-    """Return milliseconds, assuming that times are spread evenly within a bucket. The last bound limits all times."""
+    """Return a quantile of a histogram in ms, as if times were spread evenly within each bucket. It is at most the last
+    bound.
+    """
     bounds = (0, *BUCKETS[name])
     rank = share * counts.sum()
     for count, (low, high) in zip(counts, pairwise(bounds), strict=False):

@@ -55,14 +55,15 @@ if TYPE_CHECKING:
 class StoreCollector:
     """A collector of `prometheus_client`. The store may be open read-only. Thread-safe.
 
-    A scrape reads only the changes since the last one. The byte counters start with the bytes at the first scrape.
+    A scrape reads only the changes since the last one. The counters of bytes start with the bytes in the log at the
+    first scrape.
     """
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
         self._turn = threading.Lock()
         self._seen: Extents = {}
-        self._bytes: Counter[str] = Counter()  # bytes appended, by topic
+        self._bytes: Counter[str] = Counter()  # values of the byte counters, by topic
 
     def collect(self) -> Iterator[Metric]:
         with self._turn:
@@ -116,7 +117,7 @@ def _of_brokers(missing: Iterable[MissingBroker]) -> Metric:
 
 
 def _new_bytes(store: MessageStore, before: Extent, now: Extent) -> int:
-    """Return the bytes of records appended between two looks, without deleted ones."""
+    """Return the bytes of records appended between two extents of a queue, without those deleted since."""
     if now.first == before.first and now.end >= before.end:
         return (now.size or 0) - (before.size or 0)
     start = min(max(before.end, now.first), now.end)
@@ -218,7 +219,9 @@ def _of_delivery(delivers: Holder | None) -> Metric:
 
 
 def _of_clients(figures: Iterable[tuple[str, Figure]]) -> Iterator[Metric]:
-    """Yield one series per client: a closed client's counters are deleted, and a sum would decrease."""
+    """Yield one series for each client. Sums over clients would decrease when a client closes and its counters are
+    deleted.
+    """
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
     client, status = ["topic", "client_id"], ["invocation_status"]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     )
 
 _logger = logging.getLogger("pyspark_mq")
-_SIZES_AT_ONCE = 1 << 16  # longer lags are estimated by their average
+_SIZES_AT_ONCE = 1 << 16  # in longer ranges, the sizes of these messages give the average
 
 Labels = tuple[str, ...]  # query, topic and queue; or query and broker
 _FARTHEST = 3  # queues named in a log line
@@ -39,8 +39,8 @@ _FARTHEST = 3  # queues named in a log line
 class QueryLag(NamedTuple):
     """The messages of one queue that a query has not read.
 
-    bytes: of their records, estimated if there are many. seconds: since the first of them was stored. None if unknown,
-    as while the queue's broker is missing. Later messages of such a broker are not counted.
+    bytes: of their records, estimated if there are many. seconds: since the first of them was stored. Both are None if
+    unknown, for example while the queue's broker is missing. Then `messages` is as the last batch knew it.
     """
 
     messages: int
@@ -49,13 +49,14 @@ class QueryLag(NamedTuple):
 
 
 def positions(source: Mapping[str, Any]) -> tuple[Positions, Positions] | None:
-    """Return the read positions and the queues' ends from one entry of a progress' `sources`.
+    """Return the read positions and the ends of queues. source: an entry of `sources` in Spark's progress of a
+    query.
 
     Returns None for a source of another format, or before the first batch.
     """
     try:
         reached, ends = (json.loads(source[name]) for name in ("endOffset", "latestOffset"))
-        epoch = EpochOffset.from_json(reached)  # its tasks are still reading
+        epoch = EpochOffset.from_json(reached)  # a real-time batch, whose tasks are still reading
         begin = StreamOffset.from_json(reached).next if epoch is None else epoch.begin
         return begin, positions_from_json(ends)
     except (KeyError, TypeError, ValueError, CheckpointError):
@@ -63,9 +64,12 @@ def positions(source: Mapping[str, Any]) -> tuple[Positions, Positions] | None:
 
 
 def query_lags(source: Mapping[str, Any], log: Log | None = None) -> dict[Queue, QueryLag]:
-    """Return the lag in each queue of one entry of a progress' `sources`; {} for a source of another format.
+    """Return the lag in each queue that a source reads; {} for a source of another format.
 
-    log: to exclude deleted messages. Without it, the lag of a queue that was never read starts at offset 0.
+    source: an entry of `sources` in Spark's progress of a query.
+
+    log: for bytes, seconds, and the first offsets. Without it, the lag of a queue that was never read starts at offset
+    0.
     """
     found = positions(source)
     if found is None:
@@ -81,7 +85,7 @@ def query_lags(source: Mapping[str, Any], log: Log | None = None) -> dict[Queue,
 
 
 def of_query(of_sources: Iterable[Mapping[Queue, QueryLag]]) -> dict[Queue, QueryLag]:
-    """If several sources read a queue, the longest lag counts."""
+    """Return the lag of a query in each queue. If several sources read a queue, it is the longest of their lags."""
     found: dict[Queue, QueryLag] = {}
     for by_queue in of_sources:
         for queue, lag in by_queue.items():
@@ -90,7 +94,7 @@ def of_query(of_sources: Iterable[Mapping[Queue, QueryLag]]) -> dict[Queue, Quer
 
 
 def total(by_queue: Mapping[Queue, QueryLag]) -> QueryLag:
-    """Return sums and the longest time. A field is None if it is unknown for a queue."""
+    """Return the sums of messages and bytes, and the longest time. A field is None if it is unknown for any queue."""
     sizes = [lag.bytes for lag in by_queue.values()]
     times = [lag.seconds for lag in by_queue.values() if lag.seconds is not None]
     return QueryLag(
@@ -121,7 +125,7 @@ def _lag(left: QueueRange, log: Log | None) -> QueryLag:
 
 
 def record_bytes(left: QueueRange, log: Log) -> int | None:
-    """Return None if the log cannot tell. The size of a long range is estimated."""
+    """Return the bytes of a range's records, estimated if the range is long; None if the log cannot tell."""
     sizes = log.sizes(left._replace(end=min(left.end, left.start + _SIZES_AT_ONCE)))
     return None if sizes is None else int(sizes.sum()) * left.length // len(sizes)
 
@@ -146,10 +150,12 @@ class LagListener(StreamingQueryListener):
     def __init__(
         self, log: LogAddress | None = None, *, every: float = 10.0, registry: CollectorRegistry | None = None
     ) -> None:
-        """log: the address of the log that the queries read, for bytes, seconds and missing brokers."""
+        """log: the address of the log that the queries read. Without it, bytes, seconds and missing brokers are not
+        reported.
+        """
         self._log = log
         self._every = every
-        self._told: dict[str, float] = {}  # by query name, time.monotonic()
+        self._told: dict[str, float] = {}  # `time.monotonic()` of the last log line, by query
         self._gauges = _gauges(registry) if registry is not None else []
         self._missing = _gauge_of_brokers(registry) if registry is not None else None
         self._series: dict[str, set[tuple[Gauge, Labels]]] = {}  # by query id
@@ -204,7 +210,7 @@ class LagListener(StreamingQueryListener):
 
 
 def _gauges(registry: CollectorRegistry) -> list[Gauge]:
-    """One gauge for each field of `QueryLag`, in the same order."""
+    """Return a gauge for each field of `QueryLag`, in the same order."""
     from prometheus_client import Gauge
 
     labels = ("query", "topic", "queue")

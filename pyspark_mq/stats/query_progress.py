@@ -1,4 +1,4 @@
-"""The progress of a streaming query, for people: one line, or a table in a notebook."""
+"""The progress of a streaming query, as one line of text or as a table in a notebook."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class QueueProgress(NamedTuple):
 class QueryProgress(NamedTuple):
     """The progress of a query after its last finished batch.
 
-    state: "running", "stopped" or "failed". batch: number of that batch, or None before the first one.
-    rows_per_second: rows of that batch, by its duration. queues, lag: of the sources with format "mq". The ends are
-    from the start of that batch, and the lag is the messages that it left unread.
+    state: "running", "stopped" or "failed". batch: number of the batch; None before the first one.
+    rows_per_second: rows of the batch, divided by its duration. queues, lag: of the sources with format "mq". The ends
+    are from the start of the batch, and the lag is the number of messages that it left unread.
     """
 
     name: str
