@@ -61,7 +61,7 @@ class Joining:
         if alone and has_bytes_after(self._log, published.written_end):
             published.announce(self._log.next_segment(published.written_end), published.store_timestamp)
         ends = self._expect(published, found if recover is None else None, alone=alone)
-        published.begin_to_know()
+        published.initialize_new_fields()
         if alone:
             step_back(root, self._queues, published.confirm_offset)
             delays_step_back(root, self._log, self._queues, published.confirm_offset)

@@ -28,7 +28,7 @@ from store.disk.config import StoreConfig
 from store.disk.consume_queues import ConsumeQueues
 from store.disk.figures import DELIVERS, PUT, PUT_FAILED, Figures
 from store.disk.index import Index
-from store.disk.queues_in_log import Unflushed
+from store.disk.queues_in_log import UnflushedEntries
 from store.disk.topic_table import has_queues
 from store.disk.topics import Topics
 from store.format.delayed import WAITING_TOPICS
@@ -72,15 +72,15 @@ class Writer:
         try:
             with lock.held():
                 self.published, self._ends = Joining(directory, config, log, index, queues).join(lock)
-            self._furnish()
+            self._create_parts()
         except BaseException:
             lock.close()
             raise
 
-    def _furnish(self) -> None:
+    def _create_parts(self) -> None:
         directory, config, lock = self._directory, self._config, self._lock
         log, index, queues = self._log, self._index, self._queues
-        unflushed = Unflushed(log, queues)
+        unflushed = UnflushedEntries(log, queues)
         self._deletion = Deletion(directory.root, self.published)
         tail = LogTail(self.published, log, index, queues, unflushed, self._deletion.finish)
         self._appender = Appender(lock, tail, sync_flush=config.sync_flush)
@@ -93,9 +93,9 @@ class Writer:
 
     def start(self) -> None:
         """Start the threads. The caller must be able to close this writer if an interrupt follows."""
-        self._flusher.start(self._config.flushIntervalCommitLog / 1000, self._attend)
+        self._flusher.start(self._config.flushIntervalCommitLog / 1000, self._after_flush)
 
-    def _attend(self) -> None:
+    def _after_flush(self) -> None:
         if not self._deliverer.is_started and any(has_queues(self._directory.root, topic) for topic in WAITING_TOPICS):
             self._deliverer.start()
         if self._deliverer.is_started:
@@ -285,7 +285,7 @@ class Append:
         """
         parts, listed = self._open_parts(), sendable(messages)
         if listed:
-            parts.append([_saying(fields, self._records.of_messages(listed))])
+            parts.append([_with_fields(fields, self._records.of_messages(listed))])
 
     def choose(self, messages: Sequence[Message]) -> list[int]:
         """Return the queue id that `add_messages` would choose for each message. Raises as `add_messages`."""
@@ -294,7 +294,7 @@ class Append:
 
     def add_own(self, messages: Sequence[Message], fields: Mapping[str, npt.ArrayLike] | None = None) -> None:
         """Add messages to any topics, even a broker's own, with any properties. Each message must have a queue id."""
-        self._open_parts().append([_saying(fields, self._records.of_own(messages))])
+        self._open_parts().append([_with_fields(fields, self._records.of_own(messages))])
 
     def add_copies(self, copies: RecordCopies, places: Places) -> None:
         """Add copies of stored messages (see `MessageStore.copies`), to any topics and with any properties.
@@ -337,7 +337,7 @@ class Append:
         return self._parts
 
 
-def _saying(fields: Mapping[str, npt.ArrayLike] | None, records: Piece) -> Piece:
+def _with_fields(fields: Mapping[str, npt.ArrayLike] | None, records: Piece) -> Piece:
     for name, values in (fields or {}).items():
         set_field(records, name, values)
     return records

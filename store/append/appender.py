@@ -24,7 +24,7 @@ from store.disk.commit_log import CommitLog, Stretches
 from store.disk.consume_queues import ConsumeQueues, QueueName
 from store.disk.dispatch import walk
 from store.disk.index import Index
-from store.disk.queues_in_log import Ranges, Unflushed, ranges_of
+from store.disk.queues_in_log import Ranges, UnflushedEntries, ranges_of
 from store.format.layout import CQ_ENTRY
 from store.format.records import EncodedRecord, EncodedRecords, as_columns
 from store.model.errors import MessageRefused, UnknownTopic
@@ -170,7 +170,7 @@ class LogTail:
         log: CommitLog,
         index: Index,
         queues: ConsumeQueues,
-        unflushed: Unflushed,
+        unflushed: UnflushedEntries,
         finish_deletion: Callable[[], None],
     ) -> None:
         """finish_deletion: completes a topic deletion whose process died."""
@@ -268,7 +268,7 @@ class LogTail:
 
     def _must_be_newer(self) -> None:
         behind = self._published_end.written_end
-        if self._log.may_go_on(behind) and next(walk(self._log, behind), None) is not None:
+        if self._log.is_written_at(behind) and next(walk(self._log, behind), None) is not None:
             raise self._published_end.is_older()
 
     def _finish_records(self, written: list[Placed[Result]], end: int, *, flush: bool, hidden: bool) -> None:

@@ -15,7 +15,7 @@ from store.disk.checkpoint import write_checkpoint
 from store.disk.commit_log import CommitLog
 from store.disk.consume_queues import ConsumeQueues, QueueName
 from store.disk.opened import PinnedPath
-from store.disk.queues_in_log import Ranges, Unflushed
+from store.disk.queues_in_log import Ranges, UnflushedEntries
 from store.model.errors import FlushFailed, StoreReplaced, StoreUnavailable
 
 _logger = logging.getLogger("store")
@@ -39,7 +39,7 @@ class Flusher:
         published: PublishedEnd,
         log: CommitLog,
         queues: ConsumeQueues,
-        unflushed: Unflushed,
+        unflushed: UnflushedEntries,
         note: Callable[[int, int, Ranges], None],
         place: PinnedPath,
     ) -> None:
@@ -55,17 +55,17 @@ class Flusher:
         self._note = note
         self._interval = threading.TIMEOUT_MAX
         self._place = place
-        self._attend: Callable[[], None] = _nothing
+        self._after_flush: Callable[[], None] = _nothing
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._starting = threading.RLock()  # for concurrent first appends
 
-    def start(self, interval: float, attend: Callable[[], None]) -> None:
+    def start(self, interval: float, after_flush: Callable[[], None]) -> None:
         """Start to flush after appends. interval: seconds between two flushes. attend: called now, and after each
         flush.
         """
-        attend()
-        self._interval, self._attend = interval, attend
+        after_flush()
+        self._interval, self._after_flush = interval, after_flush
         self.appending()
 
     def appending(self) -> None:
@@ -136,7 +136,7 @@ class Flusher:
             try:
                 self.flush()
                 self._log.segments.close_deleted()
-                self._attend()
+                self._after_flush()
                 logged = ""
             except (FlushFailed, StoreReplaced):
                 _logger.exception("%s: nothing more is appended or flushed", self._root)

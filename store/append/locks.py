@@ -242,7 +242,7 @@ class StoreLock(Opened):
             self._file.close()
 
 
-class Turn(Opened):
+class ByteLock(Opened):
     """A lock on one byte of a file, from `take` to `close` or the end of the process."""
 
     def __init__(self, path: Path, byte: int = 0) -> None:

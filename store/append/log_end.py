@@ -135,7 +135,7 @@ class LogEnd:
             published is not None and not published.same_boot and published.flushed_offset < published.written_end
         )
         if published is None or self._passed_by is not None or is_unrecovered:
-            self._walk = _LogWalk.begun_by(self._walk, self._root, self._log, published)
+            self._walk = _LogWalk.advanced(self._walk, self._root, self._log, published)
             self._end = self._walk.end
         else:
             self._walk, self._end = None, published.confirm_offset
@@ -181,13 +181,13 @@ class _LogWalk:
         self._is_new = True
 
     @staticmethod
-    def begun_by(walk: _LogWalk | None, root: Path, log: CommitLog, published: PublishedEnd | None) -> _LogWalk:
+    def advanced(walk: _LogWalk | None, root: Path, log: CommitLog, published: PublishedEnd | None) -> _LogWalk:
         """Return `walk` after reading new records, or a new walk if retention deleted the end of `walk`."""
         # After a crash of the machine, later sectors may be lost.
         flushed = None if published is None or published.same_boot else published.flushed_offset
         if walk is None or walk._is_deleted():
             walk = _LogWalk(root, log, flushed)
-        walk._follow(flushed, None if published is None else refused_from(root, log, published))
+        walk._follow(flushed, None if published is None else failed_append_start(root, log, published))
         return walk
 
     def _follow(self, flushed: int | None, until: int | None) -> None:
@@ -275,7 +275,7 @@ def broker_owned_since(log: CommitLog, published: PublishedEnd, *, abort: bool) 
     return not abort and has_bytes_after(log, published.written_end)
 
 
-def refused_from(root: Path, log: CommitLog, published: PublishedEnd) -> int | None:
+def failed_append_start(root: Path, log: CommitLog, published: PublishedEnd) -> int | None:
     """Return the log offset of the last append if it raised `FlushFailed`, otherwise None. Call this as
     `broker_owned_since`.
     """

@@ -186,7 +186,7 @@ class PublishedEnd:
         self._file.set("store_timestamp", checked(store_timestamp))
         self._file.set("announced_end", checked(end))
 
-    def begin_to_know(self) -> None:
+    def initialize_new_fields(self) -> None:
         """Set the fields that an older version did not write."""
         if self.times_from is None:
             self.note_times_from(self.confirm_offset)

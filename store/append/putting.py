@@ -16,7 +16,7 @@ from store.append.placing import Where
 from store.disk.config import StoreConfig
 from store.disk.topics import Topics
 from store.format.arrays import constant, lengths
-from store.format.delayed import Waits, waiting
+from store.format.delayed import MessageDelays, waiting
 from store.format.encoding import encode_columns, encode_list
 from store.format.entering import RESERVED, check_topic
 from store.format.hashes import java_hash, java_hash_code
@@ -73,7 +73,7 @@ class RecordMaker:
         """Encode messages of any topics; many as columns. Raises as `choose`."""
         now = _now()
         records = encode_list(messages, self.choose(messages), self._encoding, now)
-        waits = Waits.of_messages(messages, now)
+        waits = MessageDelays.of_messages(messages, now)
         if waits is None:
             return records
         self._delaying()
@@ -133,10 +133,10 @@ class RecordMaker:
         if levels is None and times is None:
             return records
         none = np.zeros(len(messages), np.int64)
-        waits = Waits.of(none if levels is None else levels, none if times is None else times, now)
+        waits = MessageDelays.of(none if levels is None else levels, none if times is None else times, now)
         return records if waits is None else self._delayed(records, waits)
 
-    def _delayed(self, records: EncodedRecords, waits: Waits) -> EncodedRecords:
+    def _delayed(self, records: EncodedRecords, waits: MessageDelays) -> EncodedRecords:
         found = waiting(records, waits, self._encoding)
         self._must_fit_later(found.sizes[(waits.levels > 0) | (waits.deliver_at > 0)])
         return found

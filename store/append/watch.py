@@ -61,7 +61,7 @@ class Watch(Opened):
     def __init__(self, *, notified: bool = True) -> None:
         super().__init__("a watch", "MessageStore.watch()")
         self._ends: list[Published] = []
-        self._ears: _Ears | None = _Ears(notified=notified)
+        self._ears: _WatchDescriptors | None = _WatchDescriptors(notified=notified)
 
     @staticmethod
     def of(end: Published) -> Watch:
@@ -72,29 +72,29 @@ class Watch(Opened):
 
     @property
     def polls(self) -> bool:
-        return self._rest_seconds(self._open_ears()) <= POLL_SECONDS
+        return self._rest_seconds(self._open_descriptors()) <= POLL_SECONDS
 
-    def _rest_seconds(self, ears: _Ears) -> float:
-        return POLL_SECONDS if ears.is_deaf else min((end.rest_seconds for end in self._ends), default=math.inf)
+    def _rest_seconds(self, ears: _WatchDescriptors) -> float:
+        return POLL_SECONDS if ears.has_to_poll else min((end.rest_seconds for end in self._ends), default=math.inf)
 
     def add(self, end: Published) -> None:
         """Watch one more file. Read its confirm offset *after* this call; otherwise a publication may be missed."""
-        ears = self._open_ears()
+        ears = self._open_descriptors()
         self._what = f"a watch of {end.path.parent}"
         self._ends.append(end)
-        ears.hear(end.path)
+        ears.watch_path(end.path)
 
     def wait(self, timeout: float) -> None:
         """Return at the next publication or interruption, or after `timeout` seconds.
 
         May return earlier, so check the confirm offset.
         """
-        ears = self._open_ears()
+        ears = self._open_descriptors()
         ears.wait(min(timeout, self._rest_seconds(ears), _LONGEST_WAIT_SECONDS))
 
     def interrupt(self) -> None:
         """End the current wait. If there is none, end the next one."""
-        self._open_ears().interrupt()
+        self._open_descriptors().interrupt()
 
     def close(self) -> None:
         """Close the watch, and end a current wait."""
@@ -104,7 +104,7 @@ class Watch(Opened):
             if ears is not None:
                 ears.interrupt()
 
-    def _open_ears(self) -> _Ears:
+    def _open_descriptors(self) -> _WatchDescriptors:
         ears = self._ears
         if self._is_over or ears is None:
             raise self._not_open()
@@ -119,7 +119,7 @@ class Watch(Opened):
         self.close()
 
 
-class _Ears:
+class _WatchDescriptors:
     """The descriptors of a watch. They are closed after their last use, because a thread may wait during
     `Watch.close`.
     """
@@ -133,7 +133,7 @@ class _Ears:
                 if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOSYS):
                     raise
                 _warn_of_polling("fs.inotify.max_user_instances", error)
-        self.is_deaf = self.notify is None  # for one or more of the files
+        self.has_to_poll = self.notify is None  # for one or more of the files
         with system_errors("a watch"):
             self._interrupted, self._interrupt = os.pipe()
         finalize(self, _close, self.notify, self._interrupted, self._interrupt).atexit = False
@@ -144,7 +144,7 @@ class _Ears:
         if self.notify is not None:
             self._poll.register(self.notify.fileno(), select.POLLIN)
 
-    def hear(self, path: Path) -> None:
+    def watch_path(self, path: Path) -> None:
         if self.notify is None:
             return
         try:
@@ -153,7 +153,7 @@ class _Ears:
             if error.errno != errno.ENOSPC:  # the user's limit of watches
                 raise
             _warn_of_polling("fs.inotify.max_user_watches", error)
-            self.is_deaf = True
+            self.has_to_poll = True
             self.interrupt()  # so that the waiting thread begins to poll
 
     def wait(self, timeout: float) -> None:

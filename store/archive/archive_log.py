@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from store.archive.archived_queues import ArchivedQueues
+from store.archive.comparison import StoreComparison
 from store.archive.flat import MAX_STRETCH, FlatQueue
 from store.archive.key_search import KeySearch
-from store.archive.kin import Kin
-from store.archive.place import ArchivePlace, StillPlace
+from store.archive.place import ArchivePlace, SnapshotPlace
 from store.archive.served_records import named, records_of
 from store.disk.config import StoreConfig
 from store.format.columns import check_columns
@@ -53,7 +53,7 @@ from store.read.scan import CheckedBlock, Decoding, checked_blocks, scan_queue
 POLL_SECONDS = 0.5
 
 
-class PolledHeld:
+class PolledQueues:
     """Queues that are polled until a deadline. Ignores the message filter, so a range may contain no match."""
 
     def __init__(
@@ -78,7 +78,7 @@ class PolledHeld:
     def wake(self) -> None:
         self._woken.set()
 
-    def __iter__(self) -> PolledHeld:
+    def __iter__(self) -> PolledQueues:
         return self
 
     def __next__(self) -> QueueRange | None:
@@ -103,7 +103,7 @@ class PolledHeld:
             self._woken.wait(max(0.0, min(quiet, self._deadline, now + POLL_SECONDS) - now))
         raise StopIteration
 
-    def __enter__(self) -> PolledHeld:
+    def __enter__(self) -> PolledQueues:
         return self
 
     def __exit__(
@@ -145,12 +145,12 @@ class ArchiveAddress:
         """Raises `NoArchive`, `UnsupportedStore`, `ObjectsUnavailable`."""
         return ArchiveLog(ArchivePlace.at(self.url, storage_options(self.options)))
 
-    def open_still(self) -> ArchiveLog:
+    def open_snapshot(self) -> ArchiveLog:
         """Open a snapshot of the archive, taken by the first read.
 
         Reading a message deleted later raises `OffsetLost`, even if a recreated topic has its queue offset.
         """
-        return ArchiveLog(StillPlace(ArchivePlace.at(self.url, storage_options(self.options))))
+        return ArchiveLog(SnapshotPlace(ArchivePlace.at(self.url, storage_options(self.options))))
 
     def open_writer(self) -> NoReturn:
         raise ReadOnlyStore(f"{self}: {_READ_ONLY}")
@@ -174,15 +174,15 @@ class ArchiveLog:
 
     def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
         asked = list(queues)
-        return self._steady(lambda archived: _bounds(archived, asked))
+        return self._with_current_catalog(lambda archived: _bounds(archived, asked))
 
     def look(self, queues: Iterable[Queue]) -> LogLook:
         asked = list(queues)
-        return LogLook(self._steady(lambda archived: _bounds(archived, asked), self._recent), {})
+        return LogLook(self._with_current_catalog(lambda archived: _bounds(archived, asked), self._recent), {})
 
     def offsets_by_time(self, queues: Iterable[Queue], timestamp: int, boundary: Boundary) -> Positions:
         asked = list(queues)
-        return self._steady(
+        return self._with_current_catalog(
             lambda queues: {
                 it.queue: offset_by_time(it.log, it.entries, it.offsets, timestamp, boundary)
                 for it in queues.archived(asked)
@@ -192,7 +192,7 @@ class ArchiveLog:
     def with_keys(self, ranges: Iterable[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
         ranges = list(ranges)
         try:
-            return self._steady(lambda queues: KeySearch(queues).narrowed(ranges, keys))
+            return self._with_current_catalog(lambda queues: KeySearch(queues).narrowed(ranges, keys))
         except (OffsetLost, CorruptSegment):
             return ranges
 
@@ -210,7 +210,7 @@ class ArchiveLog:
             found = KeySearch(queues).newest(of_topic, wanted, before or {})
             return [inflated_or_raw(message, _MAX_BODY_BYTES) for message in found]
 
-        return self._steady(newest)
+        return self._with_current_catalog(newest)
 
     def with_id(self, topic: str, msg_id: str) -> list[StoredMessage]:
         """Return the messages of a topic with this id in the column `msgId`.
@@ -222,7 +222,7 @@ class ArchiveLog:
         found = (message for piece in pieces for message in self.messages(piece, raw=True))
         return [message for message in found if message.msg_id == msg_id]
 
-    def _steady(self, look: Callable[[ArchivedQueues], Found], oldest: float = 0.0) -> Found:
+    def _with_current_catalog(self, look: Callable[[ArchivedQueues], Found], oldest: float = 0.0) -> Found:
         """Call `look` with a catalog that is at most `oldest` seconds old.
 
         If an object was deleted after the catalog was read, retry with a newer catalog. Raises as `look`.
@@ -241,8 +241,8 @@ class ArchiveLog:
         self._read_at = -math.inf
         self._place.look_again()
 
-    def reaches(self, queue: Queue, kin: Kin) -> bool:
-        return self._steady(lambda queues: any(kin.reaches(it) for it in queues.archived([queue])))
+    def reaches(self, queue: Queue, comparison: StoreComparison) -> bool:
+        return self._with_current_catalog(lambda queues: any(comparison.reaches(it) for it in queues.archived([queue])))
 
     def committed(self, group: str, queues: Iterable[Queue]) -> Positions:
         return {}
@@ -260,10 +260,10 @@ class ArchiveLog:
             found = _NONE if it is None or first == wanted.end else it.entries.entries(first, wanted.end)["size"]
             return np.append(np.zeros(first - wanted.start, np.int64), found.astype(np.int64))
 
-        return self._steady(archived)
+        return self._with_current_catalog(archived)
 
     def fingerprints(self, positions: Positions) -> Fingerprints:
-        return self._steady(lambda archived: _fingerprints(archived, positions)) if positions else {}
+        return self._with_current_catalog(lambda archived: _fingerprints(archived, positions)) if positions else {}
 
     def replaced(self, positions: Positions, last: Fingerprints) -> list[Queue]:
         asked = {queue: position for queue, position in positions.items() if position > 0 and queue in last}
@@ -276,7 +276,7 @@ class ArchiveLog:
                 if now.get(it.queue) != last[it.queue] and _is_replaced(it, asked[it.queue], last[it.queue])
             ]
 
-        return self._steady(replaced, self._recent) if asked else []
+        return self._with_current_catalog(replaced, self._recent) if asked else []
 
     def scan(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
         check_columns(spec.columns)
@@ -322,7 +322,7 @@ class ArchiveLog:
             return records_of(it, number, wanted, message_filter, most, max_bytes)
 
         try:
-            return self._steady(first)
+            return self._with_current_catalog(first)
         except CorruptRecord:
             if wanted.length == 1:
                 raise
@@ -349,8 +349,8 @@ class ArchiveLog:
             if left <= POLL_SECONDS:  # the caller looks after the timeout
                 return
 
-    def hold(self, begin: Positions, deadline: float, message_filter: MessageFilter, idle: float) -> PolledHeld:
-        return PolledHeld(self.bounds, begin, deadline, idle)
+    def hold(self, begin: Positions, deadline: float, message_filter: MessageFilter, idle: float) -> PolledQueues:
+        return PolledQueues(self.bounds, begin, deadline, idle)
 
     def close(self) -> None: ...
 

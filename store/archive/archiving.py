@@ -29,8 +29,8 @@ from store.archive.catalog import (
     queue_path,
     segment_path,
 )
-from store.archive.key_index import Filing
-from store.archive.kin import ArchiveState, Kin, of_another, passed_over
+from store.archive.comparison import ArchiveState, StoreComparison, of_another, passed_over
+from store.archive.key_index import KeyIndexWriter
 from store.archive.place import ArchivePlace
 from store.format.layout import CQ_ENTRY
 from store.model.errors import ArchiveOfAnother, CorruptSegment, CorruptStore, OffsetLost, StoreError, UnknownTopic
@@ -79,7 +79,7 @@ class Piece:
         self._entries: list[bytes] = [] if old is None else [old[1]]
         self.size = sum(map(len, self._log))
         self.added = Archived()
-        self.filing = Filing()
+        self.key_index_writer = KeyIndexWriter()
         self.stretch = (LONG_MAX, 0)  # range of the store's log that was copied
 
     def add(self, checked: CheckedBlock, queue: Queue, topic_id: int) -> None:
@@ -90,7 +90,7 @@ class Piece:
         first, stop = fingerprint_of(checked, 0).physical_offset, self.last.physical_offset + int(sizes[-1])
         self.stretch = min(begin, first), max(end, stop)
         at = self.base + self.size
-        self.filing.add(queue, topic_id, checked, at)
+        self.key_index_writer.add(queue, topic_id, checked, at)
         ends = np.cumsum(sizes)
         offsets = at + ends - sizes
         self._log.append(block.moved(offsets).data)
@@ -132,8 +132,8 @@ class Archiving:
         catalog = place.load()
         self.is_begun = catalog is not None
         self._catalog = catalog or Catalog(broker)
-        self._kin = Kin(published)
-        self._filing = Filing()
+        self._comparison = StoreComparison(published)
+        self._filing = KeyIndexWriter()
         self._unsaved = 0
         self._stretch = (LONG_MAX, 0)
 
@@ -155,8 +155,8 @@ class Archiving:
         Raises `ObjectsUnavailable`, `ArchiveOfAnother` before any write, and `QueuesPassedOver` at the end if some
         queues could not be archived.
         """
-        standing = ArchiveState.of(self._kin, self._place, self._catalog, queues)
-        there = self._kin, self._place, self._catalog
+        standing = ArchiveState.of(self._comparison, self._place, self._catalog, queues)
+        there = self._comparison, self._place, self._catalog
         is_doubtful = standing.is_doubtful(is_remembered=is_remembered)
         if is_doubtful and not standing.is_of_store(*there, is_remembered=is_remembered):
             raise of_another(self._place.url, self._catalog, standing.passed)
@@ -222,16 +222,16 @@ class Archiving:
         # After all index segments expired, use a new offset: readers may still use the old names.
         first = int(time.time() * 1000) if self.is_begun and not self._catalog.index else 0
         try:
-            index, replaced = self._filed(first)
+            index, replaced = self._write_index(first)
         except (OffsetLost, CorruptSegment) as error:
             first = self._drop_lost_index_segment(error)
-            index, replaced = self._filed(first)
+            index, replaced = self._write_index(first)
         self._catalog = replace(self._catalog, index=index)
         self._place.save(self._catalog)
         self.is_begun, self._unsaved = True, 0
         self._place.delete(replaced)
 
-    def _filed(self, first: int) -> tuple[Segments, list[str]]:
+    def _write_index(self, first: int) -> tuple[Segments, list[str]]:
         return self._filing.write(self._catalog, self._place.index(self._catalog), self._place.write, first)
 
     def _drop_lost_index_segment(self, error: StoreError) -> int:
@@ -300,7 +300,7 @@ class Archiving:
     def _write(self, queue: Queue, piece: Piece) -> Archived:
         sealed = piece.size >= self._piece_bytes // _SMALL
         written = piece.write(self._place, queue_path(self._catalog.broker, queue), sealed=sealed)
-        self._filing.take(piece.filing)
+        self._filing.take(piece.key_index_writer)
         self._stretch = min(self._stretch[0], piece.stretch[0]), max(self._stretch[1], piece.stretch[1])
         self._catalog = self._catalog.having(queue, self._catalog.queues[queue].written(*written))
         self._unsaved += piece.size

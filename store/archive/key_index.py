@@ -57,7 +57,7 @@ def segment_bytes(items: Items, begin: int, end: int, slots: int = INDEX_SLOTS) 
     return header.tobytes() + table.tobytes() + items[order].astype(ARCHIVE_INDEX_ITEM).tobytes()
 
 
-class Filing:
+class KeyIndexWriter:
     def __init__(self) -> None:
         self._items: list[Items] = []
         self._times: list[Int64s] = []
@@ -74,7 +74,7 @@ class Filing:
         self._items.append(items)
         self._times.append(np.maximum(block.field("store_timestamp")[rows], 0))
 
-    def take(self, other: Filing) -> None:
+    def take(self, other: KeyIndexWriter) -> None:
         self._items += other._items
         self._times += other._times
 

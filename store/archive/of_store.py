@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from store.append.log_end import is_message
 from store.archive.archiving import PIECE_BYTES, Archived, Archiving, Progress
 from store.archive.catalog import DEFAULT_CLUSTER, Catalog
-from store.archive.kin import ArchiveState, Kin
+from store.archive.comparison import ArchiveState, StoreComparison
 from store.archive.place import ArchivePlace
 from store.archive.removal import expire, forget
 from store.disk.atomic import make_directory, open_file, write_file
@@ -145,7 +145,7 @@ class StoreArchive:
                     f"mounted; mount it, or restore {place.metadata} from a copy. To begin a new one, without what was "
                     f"archived: delete the line 'archive' in {self._root / CONF_FILE}, and name the URL"
                 )
-            forgotten = self._forget(place, Kin(published), order) if order.forgetting else 0
+            forgotten = self._forget(place, StoreComparison(published), order) if order.forgetting else 0
             archiving, passed = Archiving(published, place, self._broker, piece_bytes), None
             try:
                 archived = archiving.run(order.queues, order.end_of, remembering, is_remembered=self.is_remembered())
@@ -158,13 +158,13 @@ class StoreArchive:
                 raise passed
             return archived._replace(deleted=deleted, forgotten=forgotten)
 
-    def _forget(self, place: ArchivePlace, kin: Kin, order: ArchiveOrder) -> int:
+    def _forget(self, place: ArchivePlace, comparison: StoreComparison, order: ArchiveOrder) -> int:
         catalog = place.load()
         if catalog is None:
             raise NoArchive(f"{place.url}: no archive, and nothing to forget")
         named = [queue for of_topic in order.forgetting.values() for queue in of_topic]
-        standing = ArchiveState.of(kin, place, catalog, list(dict.fromkeys([*order.queues, *named])))
-        if not self.is_remembered() and not standing.is_of_store(kin, place, catalog):
+        standing = ArchiveState.of(comparison, place, catalog, list(dict.fromkeys([*order.queues, *named])))
+        if not self.is_remembered() and not standing.is_of_store(comparison, place, catalog):
             raise ArchiveOfAnother(
                 f"{place.url}: nothing shows that this is the archive of this store; nothing of it is forgotten"
             )
@@ -190,7 +190,7 @@ class StoreArchive:
             return None
         place, queues, offsets, maxima = self.place(), self.queues(topics), [confirm_offset], dict[Queue, int]()
         catalog = place.load() or Catalog(self._broker)
-        standing, log = ArchiveState.of(Kin(published), place, catalog, queues), published.log
+        standing, log = ArchiveState.of(StoreComparison(published), place, catalog, queues), published.log
         # Read the ends before the queues, because queues grow. Topics deleted concurrently are dropped below.
         ends = QueueEnds(confirm_offset, {}) if is_brokers else QueueEnds.known(self._root, log, confirm_offset)
         for queue in queues:

@@ -150,7 +150,7 @@ class ArchivePlace:
         return FlatQueue(self._reader, self.folder, queue_path(catalog.broker, queue), queue, archived)
 
 
-class StillPlace(ArchivePlace):
+class SnapshotPlace(ArchivePlace):
     """A snapshot of an archive: reads the metadata once.
 
     Messages that are deleted later cannot be read, and new messages are not visible.

@@ -19,7 +19,7 @@ from store.archive.catalog import (
     queue_path,
     segment_path,
 )
-from store.archive.kin import ArchiveState
+from store.archive.comparison import ArchiveState
 from store.archive.place import ArchivePlace
 from store.format.layout import CQ_ENTRY
 from store.model.errors import UnknownTopic

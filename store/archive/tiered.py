@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from store.archive.archive_log import ArchiveLog
-from store.archive.kin import Kin
+from store.archive.comparison import StoreComparison
 from store.archive.of_store import StoreArchive
 from store.archive.place import RecentPlace
 from store.disk.config import StoreConfig
@@ -52,7 +52,7 @@ class TieredLog:
         """newer, config: the store's. keeps_blocks: cache blocks of the archive, for callers that make small reads."""
         self._newer = newer
         self._config = config
-        self._kin = Kin(newer)
+        self._comparison = StoreComparison(newer)
         self._archive = archive
         self._keeps_blocks = keeps_blocks
         self._joined: set[Queue] = set()  # queues whose older messages are archived
@@ -76,7 +76,7 @@ class TieredLog:
         `ArchiveOfAnother`.
         """
         first = self._first(queue, own)
-        if first == own.min_offset > self._kin.begin(queue):  # the archive may have grown
+        if first == own.min_offset > self._comparison.begin(queue):  # the archive may have grown
             self.older.look_again()
             first = self._first(queue, own)
         return first
@@ -135,7 +135,7 @@ class TieredLog:
         queues = self.older.topics().get(wanted.topic, ())
         before, begins = dict.fromkeys(queues, 0), dict[int, int]()
         for queue, own in self._newer.bounds(queues).items():
-            begins[queue.queue_id] = begin = self._kin.begin(queue)
+            begins[queue.queue_id] = begin = self._comparison.begin(queue)
             if own.min_offset > begin and self._joins(queue):
                 before[queue] = own.min_offset
         if not any(before.values()):
@@ -148,7 +148,7 @@ class TieredLog:
     # --- inside ----------------------------------------------------------------------------------------
 
     def _first(self, queue: Queue, own: Bounds) -> int:
-        begin = self._kin.begin(queue)
+        begin = self._comparison.begin(queue)
         if own.min_offset <= begin:
             return own.min_offset
         archived = self.older.bounds([queue]).get(queue)
@@ -157,8 +157,8 @@ class TieredLog:
         return max(archived.min_offset, begin) if self._joins(queue) else own.min_offset
 
     def _joins(self, queue: Queue) -> bool:
-        """Return `Kin.reaches` for a queue, and cache it if it is true."""
-        if queue not in self._joined and self.older.reaches(queue, self._kin):
+        """Return `StoreComparison.reaches` for a queue, and cache it if it is true."""
+        if queue not in self._joined and self.older.reaches(queue, self._comparison):
             self._joined.add(queue)
         return queue in self._joined
 

@@ -16,7 +16,7 @@ from store.api.message_store import MessageStore
 from store.append.placing import AppendResult
 from store.disk.consumer_offsets import GroupConfigs, check_group_name
 from store.format.arrays import texts
-from store.format.delayed import LEVELS, Waits, waiting_places
+from store.format.delayed import LEVELS, MessageDelays, waiting_places
 from store.format.layout import (
     DLQ_TOPIC_PREFIX,
     PROPERTY_BODY_ERROR,
@@ -142,7 +142,7 @@ def _dead(places: Places) -> Places:
 def _later(places: Places, level: int) -> Places:
     times = places.fields[_TIMES]
     levels = np.full(len(times), level) if level else _LEVEL_OF_FIRST + times - 1
-    return waiting_places(places, Waits(np.minimum(levels, LEVELS), np.zeros(len(times), np.int64)))
+    return waiting_places(places, MessageDelays(np.minimum(levels, LEVELS), np.zeros(len(times), np.int64)))
 
 
 def _offset_id(message: StoredMessage) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from store.api.message_store import MessageStore
 from store.disk.atomic import make_directory
-from store.disk.client_progress import PRODUCERS_FOLDER, Reached
+from store.disk.client_progress import PRODUCERS_FOLDER, ProducerProgress
 from store.disk.consumer_offsets import check_group_name
 from store.disk.opened import Descriptor
 from store.disk.topic_table import TopicTable
@@ -106,7 +106,7 @@ class Memory:
             self._lock.close()
 
     def _find(self) -> dict[str, int]:
-        sequences, since, was_open = Reached.read(self._folder)
+        sequences, since, was_open = ProducerProgress.read(self._folder)
         first, end = self._store.offsets(PRODUCERS_TOPIC, 0)
         if was_open and first > since:
             raise OffsetLost(
@@ -129,5 +129,5 @@ class Memory:
         written: dict[str, int] | None = None
         # repeat if a topic was deleted concurrently, because the file may list it again
         while written != (written := self._existing()):
-            Reached(written, since, is_open).write(self._folder)
+            ProducerProgress(written, since, is_open).write(self._folder)
         self._persisted_at = time.monotonic()

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from store.api.message_store import MessageStore
-from store.append.locks import Turn
+from store.append.locks import ByteLock
 from store.append.putting import PutResult
 from store.broker.transactions import IMMUNITY_SECONDS, MAX_CHECKS, Outcome, Transactions
 from store.disk.atomic import make_folder
@@ -94,7 +94,7 @@ class TransactionProducer(Opened):
             self._transactions = Transactions(self._store, group)
             folder = Path(self._store.path, PRODUCERS_FOLDER, group)
             make_folder(folder)
-            turn = Turn(folder / _FILE)
+            turn = ByteLock(folder / _FILE)
         except BaseException:
             if self._owns:
                 self._store.close()
@@ -167,7 +167,7 @@ class _Checker(threading.Thread):
         self,
         what: str,
         transactions: Transactions,
-        turn: Turn,
+        turn: ByteLock,
         check: Check,
         interval: float,
         limits: tuple[float, int],

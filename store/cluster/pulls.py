@@ -18,7 +18,7 @@ from store.cluster.broker_refusals import explained, is_temporary
 from store.cluster.brokers import Brokers
 from store.cluster.route_table import Broker
 from store.disk.config import StoreConfig
-from store.disk.dispatch import hop
+from store.disk.dispatch import split_records
 from store.format.columns import Block, BlockRows
 from store.format.layout import RECORD_HEADER, field_offset
 from store.format.records import gather
@@ -221,7 +221,7 @@ def decoded(pieces: Iterable[PulledRecords], wanted: QueueRange, spec: ReadSpec)
     """Yield the messages that match. Raises `CorruptRecord`, `UnreadableBody`, `UnsupportedStore`."""
     decoding = Decoding(spec, _MAX_BODY_BYTES)
     for records in _gathered(pieces, spec.max_rows, spec.max_bytes):
-        positions, sizes, end = (np.array(each, np.int64) for each in hop(records.data))
+        positions, sizes, end = (np.array(each, np.int64) for each in split_records(records.data))
         if end != len(records.data) or len(sizes) != records.end - records.start:
             raise _no_such_records(wanted, records, len(sizes), int(end))
         view = np.frombuffer(records.data, np.uint8)

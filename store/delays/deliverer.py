@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from store.append.locks import DELIVERY_BYTE, Turn
+from store.append.locks import DELIVERY_BYTE, ByteLock
 from store.append.watch import Watch
 from store.delays.delivery import Delivery
 from store.format.layout import LOCK_FILE
@@ -41,7 +41,7 @@ class Deliverer:
         self._thread: threading.Thread | None = None
         self._starting = threading.RLock()
         self._running = threading.Lock()
-        self._turn: Turn | None = None
+        self._turn: ByteLock | None = None
         self._delivering: Delivery | None = None
         self._save_at = math.inf  # time.monotonic()
         self._last_error = ""
@@ -77,7 +77,7 @@ class Deliverer:
         if self._delivering is not None:
             for _ in range(2):  # the progress that waits for a flush, then the current one
                 self._delivering.save(_now())
-            self._delivering.hand_over(_now())
+            self._delivering.write_broker_files(_now())
 
     def leave(self) -> None:
         if self._turn is not None:
@@ -122,7 +122,7 @@ class Deliverer:
     def _go_on(self, watch: Watch) -> float:
         """Deliver due messages if this process has the delivery lock, then wait. Return how many seconds to rest."""
         if self._delivering is None:
-            self._turn = self._turn or Turn(self._root / LOCK_FILE, DELIVERY_BYTE)
+            self._turn = self._turn or ByteLock(self._root / LOCK_FILE, DELIVERY_BYTE)
             if not self._turn.take():
                 return _TAKE_OVER_SECONDS
             delivery = self._delivery()

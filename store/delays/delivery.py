@@ -135,7 +135,7 @@ class Delivery:
             self._progress = DeliveryProgress(self._levels.offsets, before, delivered_to)
             self._noted, self._moved = confirm, False
 
-    def hand_over(self, now: int) -> None:
+    def write_broker_files(self, now: int) -> None:
         """Write the files from which a broker continues. Call it after `save`."""
         if self._noted is None:
             self._progress.write(self._root)  # again: a user may have deleted it

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from store.delays.levels import Levels
-from store.delays.timers import Known, Timers
+from store.delays.timers import DeliveredTimers, Timers
 from store.disk.admin_files import next_version, number, offset_table, read_json, write_json
 from store.disk.atomic import read_file, write_file
 from store.disk.commit_log import CommitLog
@@ -59,7 +59,7 @@ class DeliveryProgress(NamedTuple):
     """
 
     levels: Mapping[int, int]
-    timers: Known
+    timers: DeliveredTimers
     delivered_to: int | None
 
     @staticmethod
@@ -74,7 +74,7 @@ class DeliveryProgress(NamedTuple):
         if not isinstance(own, dict):
             raise CorruptStore(f"{path}: {_DELIVERED} is no object; correct the file, or restore it from a copy")
         until, timers, to = (number(path, f"{_DELIVERED}[{key!r}]", own.get(key), LONG_MAX) for key in _KEYS)
-        return DeliveryProgress(levels, Known(until, timers), to)
+        return DeliveryProgress(levels, DeliveredTimers(until, timers), to)
 
     def write(self, root: Path) -> None:
         path = root / DELAY_OFFSETS_FILE
@@ -88,18 +88,18 @@ class DeliveryProgress(NamedTuple):
 _KEYS = ("until", "timers", "to")
 
 
-def _brokers(path: Path) -> Known:
+def _brokers(path: Path) -> DeliveredTimers:
     try:
         data = read_file(path, TIMER_CHECK_FILE_BYTES)
     except FileNotFoundError:
-        return Known(0, 0)
+        return DeliveredTimers(0, 0)
     if len(data) < TIMER_CHECK.itemsize:
         raise CorruptStore(f"{path}: {len(data)} bytes, expected {TIMER_CHECK_FILE_BYTES}; restore it from a copy")
     check = np.frombuffer(data, TIMER_CHECK, 1)[0]
-    return Known(max(0, int(check["read_time"])), max(0, int(check["queue_offset"])))
+    return DeliveredTimers(max(0, int(check["read_time"])), max(0, int(check["queue_offset"])))
 
 
-def write_timer_check(root: Path, timers: Known, first_waiting: int) -> None:
+def write_timer_check(root: Path, timers: DeliveredTimers, first_waiting: int) -> None:
     """Write the file from which a broker's timer continues.
 
     It has the time up to which messages are delivered, and the first message that the broker's timer log lacks.
@@ -175,7 +175,7 @@ def _proven(log: CommitLog, queues: ConsumeQueues, end: int) -> DeliveryProgress
         (queue_id + 1, queues.of(topic, queue_id)) for topic, queue_id in queues.existing() if topic == SCHEDULE_TOPIC
     ]
     offsets = {level: _after_last_delivered(queue, log.min_offset(), end, delivered) for level, queue in levels}
-    return DeliveryProgress(offsets, Known(0, 0), log.min_offset())
+    return DeliveryProgress(offsets, DeliveredTimers(0, 0), log.min_offset())
 
 
 def _after_last_delivered(queue: ConsumeQueue, log_begin: int, end: int, delivered: Int64s) -> int:

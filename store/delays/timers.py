@@ -109,7 +109,7 @@ class WaitingMessages(NamedTuple):
         return WaitingMessages(*(column[rows] for column in self))
 
 
-class Known(NamedTuple):
+class DeliveredTimers(NamedTuple):
     """Delivered messages: all before queue offset `end` that were due at `until` (ms) or earlier."""
 
     until: int
@@ -117,7 +117,9 @@ class Known(NamedTuple):
 
 
 class Timers:
-    def __init__(self, log: CommitLog, queues: ConsumeQueues, known: Known, delivered: Int64s, ends: Ends) -> None:
+    def __init__(
+        self, log: CommitLog, queues: ConsumeQueues, known: DeliveredTimers, delivered: Int64s, ends: Ends
+    ) -> None:
         """Start after the delivered messages: those of `known`, and further ones.
 
         delivered: log offsets of the further ones. ends: recorded ends of queues.
@@ -198,11 +200,11 @@ class Timers:
         runs = [run.rows(slice(count, None)) for run, count in zip(self._runs, counts, strict=True)]
         self._runs = [run for run in runs if len(run)]
 
-    def known(self, now: int) -> Known:
+    def known(self, now: int) -> DeliveredTimers:
         time = self.next_time()
-        return Known(now if time is None else min(now, time - 1), self._end)
+        return DeliveredTimers(now if time is None else min(now, time - 1), self._end)
 
-    def is_all(self, known: Known) -> bool:
+    def is_all(self, known: DeliveredTimers) -> bool:
         """Return whether `known` covers all delivered messages.
 
         It does not if the clock was set back: then a message may wait that was due earlier than a delivered one.

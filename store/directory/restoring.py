@@ -57,7 +57,7 @@ def restore(
     """
     path = StoreDirectory.at(path).root
     unfinished = path.parent / (path.name + UNFINISHED)
-    with system_errors(unfinished), archive.open_still() as log:
+    with system_errors(unfinished), archive.open_snapshot() as log:
         _must_be_free(path)
         chosen = _chosen(archive, log, topics)
         config = config or StoreConfig()

@@ -5,7 +5,8 @@
     producers/{name}/reached.json           {"sequences": {"orders": 1041}, "since": 87, "open": true}
 
 Other members inherit the offsets of a dead member. `client.producer_memory` documents the producers' file. After a
-crash of the machine these files may be newer than the log; `step_back_done` and `forget_beyond` correct them.
+crash of the machine these files may be newer than the log. `step_back_members` and `reset_producers_ahead_of_log`
+correct them.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def note_at(path: Path, fd: int, slot: int, offset: int) -> None:
         write_at(fd, offset.to_bytes(DONE_OFFSET.itemsize, "big"), slot * DONE_OFFSET.itemsize)
 
 
-def step_back_done(root: Path, at_most: Callable[[Queue, int], int]) -> dict[Path, Positions]:
+def step_back_members(root: Path, at_most: Callable[[Queue, int], int]) -> dict[Path, Positions]:
     """Lower the offsets of members to the ends of their queues. Return the lowered offsets, by member file.
 
     at_most: limits an offset to the queue's end.
@@ -112,13 +113,13 @@ _FILE = "reached.json"
 _MAX_BYTES = 1 << 20
 
 
-class _ReachedFile(msgspec.Struct):
+class _ProducerProgressFile(msgspec.Struct):
     sequences: dict[str, Long]
     since: Long
     open: bool
 
 
-class Reached(NamedTuple):
+class ProducerProgress(NamedTuple):
     """The progress of a named producer.
 
     sequences: the last sequence of each topic, before queue offset `since` of PRODUCERS_TOPIC.
@@ -130,39 +131,39 @@ class Reached(NamedTuple):
     was_open: bool
 
     @staticmethod
-    def read(folder: Path) -> Reached:
+    def read(folder: Path) -> ProducerProgress:
         """Raises `CorruptStore`."""
         path = folder / _FILE
         try:
-            noted = decode(read_file(path, _MAX_BYTES), _ReachedFile)
+            noted = decode(read_file(path, _MAX_BYTES), _ProducerProgressFile)
         except FileNotFoundError:
-            return Reached({}, 0, False)
+            return ProducerProgress({}, 0, False)
         except (CorruptStore, ValueError) as error:
             raise CorruptStore(
                 f"{path}: not a note of how far a producer has come ({error}); restore it from a copy, or delete it: "
                 "then the records that the log still has tell"
             ) from error
-        return Reached(noted.sequences, noted.since, noted.open)
+        return ProducerProgress(noted.sequences, noted.since, noted.open)
 
     def write(self, folder: Path) -> None:
-        write_file(folder / _FILE, encode(_ReachedFile(self.sequences, self.since, self.was_open)))
+        write_file(folder / _FILE, encode(_ProducerProgressFile(self.sequences, self.since, self.was_open)))
 
 
-def check_reached(root: Path) -> None:
+def check_producer_progress(root: Path) -> None:
     """Read all producers' files. Raises `CorruptStore` if one is damaged."""
     for folder in _folders(root):
-        Reached.read(folder)
+        ProducerProgress.read(folder)
 
 
-def forget_reached(root: Path, topic: str) -> None:
+def forget_topic_of_producers(root: Path, topic: str) -> None:
     """Remove a topic from all producers' files. Raises `CorruptStore`."""
     for folder in _folders(root):
-        reached = Reached.read(folder)
+        reached = ProducerProgress.read(folder)
         if reached.sequences.pop(topic, None) is not None:
             reached.write(folder)
 
 
-def forget_beyond(root: Path, at_most: Callable[[int], int]) -> dict[str, Reached]:
+def reset_producers_ahead_of_log(root: Path, at_most: Callable[[int], int]) -> dict[str, ProducerProgress]:
     """Empty the files of producers that are ahead of the log. Return their old content, by producer name.
 
     at_most: limits an offset to the end of PRODUCERS_TOPIC.
@@ -170,9 +171,9 @@ def forget_beyond(root: Path, at_most: Callable[[int], int]) -> dict[str, Reache
     forgotten = {}
     for folder in _folders(root):
         with suppress(CorruptStore):  # raised when the producer opens
-            reached = Reached.read(folder)
+            reached = ProducerProgress.read(folder)
             if at_most(reached.since) < reached.since:
-                Reached({}, 0, True).write(folder)
+                ProducerProgress({}, 0, True).write(folder)
                 forgotten[folder.name] = reached
     return forgotten
 

@@ -19,7 +19,7 @@ from store.format.layout import (
     MIN_RECORD_BYTES,
     RECORD_HEADER,
 )
-from store.format.stored_message import adds_up
+from store.format.stored_message import lengths_add_up
 from store.model.errors import MessageRefused, OffsetLost, PutStatus
 
 Stretches = Iterable[tuple[int, bytes | memoryview]]  # log offset and data of each write
@@ -91,7 +91,7 @@ class CommitLog:
         if at < 0 or MIN_RECORD_BYTES <= size <= _SHORT_BYTES:
             return at >= 0
         is_within = MIN_RECORD_BYTES <= size <= self.next_segment(at) - at
-        return is_within and adds_up(size, lambda begin, length: self.segments.read(at + begin, length))
+        return is_within and lengths_add_up(size, lambda begin, length: self.segments.read(at + begin, length))
 
     def place(self, begin: int, sizes: npt.NDArray[np.int64]) -> Placement:
         """Compute the positions of records from log offset `begin` on.
@@ -172,7 +172,7 @@ class CommitLog:
             self.segments.zero(begin, stop)
             self.segments.flush(begin, stop)
 
-    def may_go_on(self, at: int) -> bool:
+    def is_written_at(self, at: int) -> bool:
         """Return whether something was written at log offset `at`: the first field of a record or a blank is
         not zero.
         """

@@ -110,7 +110,7 @@ def walk(
 
 def _chunk(log: CommitLog, at: int, length: int, *, check_crc: bool, torn_from: int) -> LogChunk:
     data = _read(log, at, length)
-    positions, sizes, position = hop(data)
+    positions, sizes, position = split_records(data)
     starts = np.array(positions, np.int64)
     records = _measured(np.frombuffer(data, np.uint8), starts, np.array(sizes, np.int64))
     records = _first(records, records.sound & (records.field("physical_offset") == starts + at))
@@ -148,7 +148,7 @@ def _read(log: CommitLog, at: int, length: int) -> bytes:
     return log.segments.read(at, min(length, log.next_segment(at) - at))
 
 
-def hop(data: bytes) -> tuple[list[int], list[int], int]:
+def split_records(data: bytes) -> tuple[list[int], list[int], int]:
     """Return positions and sizes of the complete records, and the position after the last.
 
     In a Python loop, because each record's length gives the position of the next.

@@ -115,12 +115,12 @@ class QueueFiles:
             return None if found is None else found // CQ_ENTRY.itemsize
         return None
 
-    def write_again(self, start: int) -> None:
-        """Write all entries from `start` on again, to new files, see `Segments.write_again`. Call this as the only
+    def rewrite(self, start: int) -> None:
+        """Write all entries from `start` on again, to new files, see `Segments.rewrite`. Call this as the only
         writer.
         """
         for last in self.segments.starts()[-1:]:
-            self.segments.write_again(start * CQ_ENTRY.itemsize, last + self.segments.size)
+            self.segments.rewrite(start * CQ_ENTRY.itemsize, last + self.segments.size)
 
     def flush(self, start: int, end: int) -> None:
         self.segments.flush(start * CQ_ENTRY.itemsize, end * CQ_ENTRY.itemsize)

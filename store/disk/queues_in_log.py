@@ -278,7 +278,7 @@ class _Note(NamedTuple):
     ranges: Ranges
 
 
-class Unflushed:
+class UnflushedEntries:
     """The queue entries of this process's recent appends, so that a flush need not read them from the log.
 
     Only published appends may be noted: any other note would lose entries. Thread-safe.

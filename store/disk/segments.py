@@ -180,7 +180,7 @@ class Segments(SegmentFolder):
         for start, file in self._files(begin, end):
             file.zero(max(0, begin - start), min(end - start, self.size))
 
-    def write_again(self, begin: int, end: int) -> None:
+    def rewrite(self, begin: int, end: int) -> None:
         """Replace the files of [begin, end) by synced copies with the same holes. Raises `StoreFull`, `FlushFailed`.
 
         After a failed flush the system marks pages as clean that are not on the device. Rewriting them in place does

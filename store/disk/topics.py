@@ -147,7 +147,7 @@ class Topics:
             tombstones[topic] = Tombstone(at, (*ends[:queue_id], 0, *ends[queue_id + 1 :]))
         write_tombstones(self._path, content, tombstones)
 
-    def deleted_up_to(self, end: int) -> list[str]:
+    def lower_tombstones(self, end: int) -> list[str]:
         """Lower tombstones that are after the log's end `end` to `end`. Return their topics."""
         content = read_json(self._path)
         tombstones = tombstones_in(self._path, content)

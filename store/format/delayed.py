@@ -38,7 +38,7 @@ _DELAYS = np.array([0, *SCHEDULE_DELAYS_MS], np.int64)
 _NEVER = 0
 
 
-class Waits(NamedTuple):
+class MessageDelays(NamedTuple):
     """The delays of n messages, each of shape (n,).
 
     levels: 0 if a message has none. deliver_at: ms since 1970, 0 if a message has none.
@@ -48,19 +48,19 @@ class Waits(NamedTuple):
     deliver_at: Ints
 
     @staticmethod
-    def of_messages(messages: Sequence[Message], now: int) -> Waits | None:
+    def of_messages(messages: Sequence[Message], now: int) -> MessageDelays | None:
         """Return None if no message is delayed. now: ms. Raises as `of`."""
         if not any(message.delay_level or message.deliver_at is not None for message in messages):
             return None
         levels = [whole_number("delay_level", message.delay_level) for message in messages]
         times = [0 if each.deliver_at is None else whole_number("deliver_at", each.deliver_at) for each in messages]
         try:
-            return Waits.of(np.array(levels, np.int64), np.array(times, np.int64), now)
+            return MessageDelays.of(np.array(levels, np.int64), np.array(times, np.int64), now)
         except OverflowError:
             raise illegal("delay_level or deliver_at: no number of 64 bits; give ms since 1970") from None
 
     @staticmethod
-    def of(levels: Ints, deliver_at: Ints, now: int) -> Waits | None:
+    def of(levels: Ints, deliver_at: Ints, now: int) -> MessageDelays | None:
         """Return None if no message is delayed. A time in the past is no delay.
 
         As in RocketMQ, a level above the last counts as the last, below 0 as none, and a level overrides a time. Raises
@@ -71,11 +71,11 @@ class Waits(NamedTuple):
         for time in deliver_at[deliver_at > now + TIMER_MAX_DELAY_MS][:1].tolist():
             days = TIMER_MAX_DELAY_MS / 86_400_000
             raise illegal(f"deliver_at {time}: more than {days:g} days from now; it is ms since 1970, as in RocketMQ")
-        waits = Waits(levels, np.where(deliver_at > now, deliver_at, _NEVER))
+        waits = MessageDelays(levels, np.where(deliver_at > now, deliver_at, _NEVER))
         return waits if (waits.levels > 0).any() or (waits.deliver_at > 0).any() else None
 
 
-def waiting(records: EncodedRecords, waits: Waits, encoding: Encoding) -> EncodedRecords:
+def waiting(records: EncodedRecords, waits: MessageDelays, encoding: Encoding) -> EncodedRecords:
     """Return the records with delayed ones addressed to the topics in which they wait."""
     starts = np.cumsum(records.sizes) - records.sizes
     view = RecordView(np.frombuffer(records.encoded(0, len(records)), np.uint8), starts, records.sizes)
@@ -91,7 +91,7 @@ def waiting(records: EncodedRecords, waits: Waits, encoding: Encoding) -> Encode
     return made
 
 
-def waiting_places(places: Places, waits: Waits) -> Places:
+def waiting_places(places: Places, waits: MessageDelays) -> Places:
     """Return the places at which delayed messages wait. places: the places to which they will be delivered."""
     levels, at, count = waits.levels, waits.deliver_at, len(places.queue_ids)
     by_level, by_time, anyhow = arrow(levels > 0), arrow(at > 0), arrow((levels > 0) | (at > 0))

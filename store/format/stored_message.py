@@ -179,7 +179,7 @@ def stored_messages(block: Block) -> list[StoredMessage]:
     return list(map(StoredMessage._make, zip(*columns, strict=True)))
 
 
-def adds_up(size: int, read: Callable[[int, int], bytes]) -> bool:
+def lengths_add_up(size: int, read: Callable[[int, int], bytes]) -> bool:
     """Return whether the lengths of a record's parts add up to `size` bytes.
 
     read: takes a position in the record and a length, and returns the bytes, fewer at the end.

@@ -19,7 +19,7 @@ import numpy as np
 
 from store.append.published_end import PublishedEnd, published_end_of
 from store.disk.atomic import make_directory, status_of, sync_directory
-from store.disk.client_progress import check_reached, forget_reached
+from store.disk.client_progress import check_producer_progress, forget_topic_of_producers
 from store.disk.topic_table import Tombstone, TopicTable
 from store.disk.topics import Topics
 from store.format.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, DELETED_DIR, TOPICS_FILE
@@ -43,7 +43,9 @@ class Deletion:
         All published messages must be flushed, and unfinished appends undone. Raises `CorruptStore`.
         """
         with system_errors(self._root):
-            check_reached(self._root)  # fail now: an unreadable file would fail `finish` and all later appends
+            check_producer_progress(
+                self._root
+            )  # fail now: an unreadable file would fail `finish` and all later appends
             self._topics.enter(topic)  # a recreated topic without an entry would count as deleted too early
             self._published_end.begin_deletion()
             make_directory(self._root / DELETED_DIR)
@@ -66,7 +68,7 @@ def finish_deletion(root: Path) -> None:
     with system_errors(root):
         gone = TopicTable(root).deleted
         for topic in sorted(each.name for each in deleted.iterdir() if each.name in gone):
-            forget_reached(root, topic)
+            forget_topic_of_producers(root, topic)
             with suppress(FileNotFoundError):  # the topic had no messages, or the queues were moved already
                 (queues / topic).rename(deleted / topic)  # atomic: readers never see a part of the topic
                 sync_directory(queues)

@@ -37,11 +37,11 @@ def misplaced(
     """
     queue = queues.of(*name)
     for index in _before(queue, begin, log.min_offset()):
-        if (record := _known_here_alone(log, queues, name, index, safe)) is not None:
+        if (record := _record_only_here(log, queues, name, index, safe)) is not None:
             yield index, record
     left = queue.stale(max_offset)
     while left is not None:
-        if (record := _known_here_alone(log, queues, name, left, safe)) is not None:
+        if (record := _record_only_here(log, queues, name, left, safe)) is not None:
             yield left, record
         left = queue.stale(left + 1)
 
@@ -62,7 +62,7 @@ def place_of(record: StoredMessage) -> str:
     )
 
 
-def _known_here_alone(
+def _record_only_here(
     log: CommitLog, queues: ConsumeQueues, name: QueueName, index: int, safe: int
 ) -> StoredMessage | None:
     """Return the record of an entry. Return None if it is not sound, or if it is also in the queue that its header

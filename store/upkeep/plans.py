@@ -22,7 +22,7 @@ class Point(Enum):
     CHECKPOINT = auto()  # start of the last segment whose first record is 3 s older than RocketMQ's checkpoint
 
 
-class Filed(Enum):
+class SoundIndexFiles(Enum):
     """Which index files are undamaged. They may lack keys of records after `Plan.begin`."""
 
     NONE = auto()
@@ -35,13 +35,13 @@ class Plan(NamedTuple):
     """How to recover a directory.
 
     begin: start of the walk. trusted: the log is on the device up to this point. filed: index files to keep.
-    left_well: whether the last writer closed the store, so that no bytes are expected after the end.
+    closed_cleanly: whether the last writer closed the store, so that no bytes are expected after the end.
     """
 
     begin: Point
     trusted: Point
-    filed: Filed = Filed.NONE
-    left_well: bool = False
+    filed: SoundIndexFiles = SoundIndexFiles.NONE
+    closed_cleanly: bool = False
 
 
 Y, N, X = True, False, None  # yes, no, either
@@ -49,15 +49,15 @@ CASES: list[tuple[tuple[bool | None, ...], Plan | None]] = [
     # published end, current, queues, abort, checkpoint
     ((Y, Y, Y, X, X), None),  # the next append undoes the append of a killed writer
     # First row: the machine was shut down, or a broker appended. Second row: the machine crashed, or a flush failed.
-    ((Y, N, Y, N, X), Plan(Point.FLUSHED, Point.FLUSHED, Filed.ALL, left_well=True)),
-    ((Y, N, Y, Y, X), Plan(Point.FLUSHED, Point.FLUSHED, Filed.FULL)),
-    ((Y, Y, N, X, X), Plan(Point.FIRST_BYTE, Point.CONFIRMED, Filed.ALL)),
-    ((Y, N, N, N, X), Plan(Point.FIRST_BYTE, Point.FLUSHED, Filed.ALL, left_well=True)),
-    ((Y, N, N, Y, X), Plan(Point.FIRST_BYTE, Point.FLUSHED, Filed.FULL)),
+    ((Y, N, Y, N, X), Plan(Point.FLUSHED, Point.FLUSHED, SoundIndexFiles.ALL, closed_cleanly=True)),
+    ((Y, N, Y, Y, X), Plan(Point.FLUSHED, Point.FLUSHED, SoundIndexFiles.FULL)),
+    ((Y, Y, N, X, X), Plan(Point.FIRST_BYTE, Point.CONFIRMED, SoundIndexFiles.ALL)),
+    ((Y, N, N, N, X), Plan(Point.FIRST_BYTE, Point.FLUSHED, SoundIndexFiles.ALL, closed_cleanly=True)),
+    ((Y, N, N, Y, X), Plan(Point.FIRST_BYTE, Point.FLUSHED, SoundIndexFiles.FULL)),
     # A broker's directory. Its queues are rebuilt: parts may be missing, and crashes leave stale entries.
-    ((N, X, X, N, X), Plan(Point.FIRST_BYTE, Point.LAST_SEGMENT, Filed.ALL, left_well=True)),
-    ((N, X, X, Y, Y), Plan(Point.FIRST_BYTE, Point.CHECKPOINT, Filed.CHECKPOINT)),
-    ((N, X, X, Y, N), Plan(Point.FIRST_BYTE, Point.FIRST_BYTE, Filed.NONE)),
+    ((N, X, X, N, X), Plan(Point.FIRST_BYTE, Point.LAST_SEGMENT, SoundIndexFiles.ALL, closed_cleanly=True)),
+    ((N, X, X, Y, Y), Plan(Point.FIRST_BYTE, Point.CHECKPOINT, SoundIndexFiles.CHECKPOINT)),
+    ((N, X, X, Y, N), Plan(Point.FIRST_BYTE, Point.FIRST_BYTE, SoundIndexFiles.NONE)),
 ]
 
 

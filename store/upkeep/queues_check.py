@@ -87,7 +87,7 @@ class QueuesCheck:
 
     def compare(self, chunk: LogChunk, end: int) -> None:
         for topic, queue_id, offsets, entries, is_certain in all_entries(chunk, self._deletions):
-            if not (is_certain or self._stands(topic, queue_id, offsets, entries)):
+            if not (is_certain or self._light_queue_has_record(topic, queue_id, offsets, entries)):
                 continue
             count = int(np.searchsorted(entries["physical_offset"], end))
             if count and self._is_compared(topic, int(entries["physical_offset"][0])):
@@ -145,7 +145,7 @@ class QueuesCheck:
                 found.append(f"{_name(name)}, offset {at}")
         return found
 
-    def _stands(self, topic: str, queue_id: int, offsets: Ints, entries: Entries) -> bool:
+    def _light_queue_has_record(self, topic: str, queue_id: int, offsets: Ints, entries: Entries) -> bool:
         """Return whether a light queue has a record that names it. A client may have sent the name without being
         entitled to it.
         """

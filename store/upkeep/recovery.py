@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from store.append.log_end import is_message, last_segment, refused_from
+from store.append.log_end import failed_append_start, is_message, last_segment
 from store.append.published_end import PublishedEnd, published_end_of
 from store.disk.checkpoint import read_checkpoint, read_index_checkpoint
 from store.disk.commit_log import CommitLog
@@ -32,7 +32,7 @@ from store.format.layout import CHECKPOINT_MARGIN_MS, CONSUME_QUEUE_DIR, QUEUE_E
 from store.format.record_view import Ints
 from store.model.errors import CorruptRecord, CorruptSegment, CorruptStore
 from store.upkeep.findings import misplaced, place_of
-from store.upkeep.plans import Filed, Plan, Point
+from store.upkeep.plans import Plan, Point, SoundIndexFiles
 
 _REMEDY = "restore the segment from a copy, or read what is left with read_only=True"
 
@@ -43,7 +43,7 @@ class RecoveryDecision(NamedTuple):
     begin, end: log offsets of the walk.
     queues: the ranges and entries of queues according to the log; later entries are cut.
     index_files: the files to keep.
-    filed_from: log offset from which keys are added to the index.
+    keys_added_from: log offset from which keys are added to the index.
     times_from, keys_from: see `PublishedEnd`.
     """
 
@@ -52,7 +52,7 @@ class RecoveryDecision(NamedTuple):
     store_timestamp: int
     queues: dict[QueueName, QueueInLog]
     index_files: list[str]
-    filed_from: int
+    keys_added_from: int
     times_from: int
     keys_from: int
 
@@ -146,9 +146,9 @@ class Recovery:
         if begin == first_byte > 0:
             self._remember(queues.found)
         queues.leave_out_deleted(self._existing_queues)
-        index_files, filed_from = _KeptIndex(self._root, self._log, self._index).decide(plan, begin, end)
-        known = self._known(begin, end, times.ascend_from(end, store_timestamp), index_files, filed_from)
-        return RecoveryDecision(begin, end, store_timestamp, queues.found, index_files, filed_from, *known)
+        index_files, keys_added_from = _KeptIndex(self._root, self._log, self._index).decide(plan, begin, end)
+        known = self._known(begin, end, times.ascend_from(end, store_timestamp), index_files, keys_added_from)
+        return RecoveryDecision(begin, end, store_timestamp, queues.found, index_files, keys_added_from, *known)
 
     def _follow(self, queues: QueuesInLog, chunk: LogChunk, *, is_all: bool) -> bool:
         """Add a chunk's entries to the queues. Return False if earlier entries of a queue may be missing.
@@ -184,13 +184,13 @@ class Recovery:
         """Warn if bytes or queue entries are cut, unless a crash or a killed writer explains them."""
         segments = self._log.segments
         start = end - end % segments.size
-        if plan.left_well and segments.first_not_zero(end, start + segments.size) is not None:
+        if plan.closed_cleanly and segments.first_not_zero(end, start + segments.size) is not None:
             what = (
                 f"{segments.path(start)}: what lies from byte {end - start} on (log offset {end}) is no sound record "
                 "and is cut off, although whoever wrote last left in good order. One that died may have left "
                 "it; if none did, messages are damaged: restore the file from a copy"
             )
-        elif (plan.left_well or plan.trusted not in (Point.FLUSHED, Point.CONFIRMED)) and (
+        elif (plan.closed_cleanly or plan.trusted not in (Point.FLUSHED, Point.CONFIRMED)) and (
             known := [name for name in self._existing_queues if self._knows_more(name, found[name].max_offset, end)]
         ):
             (topic, queue_id), offset = known[0], found[known[0]].max_offset
@@ -209,13 +209,15 @@ class Recovery:
         left = queue.stale(max_offset)
         return left is not None and bool(queue.entries_or_zeros(left, left + 1)["physical_offset"][0] >= end)
 
-    def _known(self, begin: int, end: int, times_from: int, index_files: list[str], filed_from: int) -> tuple[int, int]:
+    def _known(
+        self, begin: int, end: int, times_from: int, index_files: list[str], keys_added_from: int
+    ) -> tuple[int, int]:
         """Return `times_from` and `keys_from` of the published end.
 
         Earlier values still hold if nothing was appended after the last flush. Otherwise a broker may have appended
         without completing the index.
         """
-        keys_from = filed_from if self._index.is_enabled and not index_files else end
+        keys_from = keys_added_from if self._index.is_enabled and not index_files else end
         if self._was is not None and begin == end:
             if self._was.times_from is not None:
                 times_from = min(times_from, self._was.times_from)
@@ -257,11 +259,11 @@ class Recovery:
             return
         with closing(published), published.recording_failure():
             if published.has_failed:
-                self._log.segments.write_again(published.flushed_offset, published.written_end)
+                self._log.segments.rewrite(published.flushed_offset, published.written_end)
                 for name, queue in decision.queues.items():
                     # First: readers have the files open, and would see rejected entries once the log grows.
                     self._queues.of(*name).truncate(queue.max_offset)
-                    self._queues.of(*name).write_again(queue.begin)
+                    self._queues.of(*name).rewrite(queue.begin)
             published.note_keys_from(decision.end)  # readers must not search an incomplete index
             self._write(decision)
 
@@ -274,7 +276,7 @@ class Recovery:
                 self._queues.of(*name).begin_empty(queue.max_offset)
             elif queue.begin > self._queues.of(*name).begin and (queue.is_cut or decision.begin == first_byte):
                 self._queues.of(*name).begin_at(queue.begin, first_byte)
-        for chunk in walk(self._log, decision.filed_from, until=decision.begin, check_crc=False):
+        for chunk in walk(self._log, decision.keys_added_from, until=decision.begin, check_crc=False):
             self._index.append(*index_keys(chunk, tags=self._index.has_tags))
         for chunk in walk(self._log, decision.begin, until=end, check_crc=False):
             self._index.append(*index_keys(chunk, tags=self._index.has_tags))
@@ -318,7 +320,7 @@ class Recovery:
         return self._was is not None and (self._was.has_failed or not self._was.same_boot)
 
     def _refused_from(self) -> int | None:
-        return None if self._was is None else refused_from(self._root, self._log, self._was)
+        return None if self._was is None else failed_append_start(self._root, self._log, self._was)
 
     def _offset(self, point: Point) -> int:
         first_byte = self._log.min_offset()
@@ -349,20 +351,20 @@ class _KeptIndex:
         if begin == self._log.min_offset():  # drop zeroed files: all keys would be added to the last one again
             names = [name for name in names if self._index.spans([name])]
         spans, first_byte = self._index.spans(names), self._log.min_offset()
-        if (plan.filed is Filed.ALL and begin > first_byte) or not self._index.is_enabled:
+        if (plan.filed is SoundIndexFiles.ALL and begin > first_byte) or not self._index.is_enabled:
             return names, begin
-        if begin == first_byte and not (self._index.are_consistent(names, end) and self._are_filed(spans)):
+        if begin == first_byte and not (self._index.are_consistent(names, end) and self._have_all_keys(spans)):
             names, spans = [], []
         return names, min(begin, max(first_byte, spans[-1][1] if spans else 0))
 
-    def _trusted(self, filed: Filed) -> list[str]:
-        if filed is Filed.ALL:
+    def _trusted(self, filed: SoundIndexFiles) -> list[str]:
+        if filed is SoundIndexFiles.ALL:
             return self._index.names()
-        if filed is Filed.FULL:
+        if filed is SoundIndexFiles.FULL:
             return self._index.trusted()
-        return self._index.trusted(read_index_checkpoint(self._root) if filed is Filed.CHECKPOINT else -1)
+        return self._index.trusted(read_index_checkpoint(self._root) if filed is SoundIndexFiles.CHECKPOINT else -1)
 
-    def _are_filed(self, spans: list[tuple[int, int]]) -> bool:
+    def _have_all_keys(self, spans: list[tuple[int, int]]) -> bool:
         """Return whether these files have all keys up to their end, and the log has their last record."""
         at = self._log.min_offset()
         filed = at - 1

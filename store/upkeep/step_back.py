@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from store.append.locks import among_groups
-from store.disk.client_progress import forget_beyond, step_back_done
+from store.disk.client_progress import reset_producers_ahead_of_log, step_back_members
 from store.disk.consume_queues import ConsumeQueues
 from store.disk.consumer_offsets import ConsumerOffsets
 from store.disk.topic_table import TopicTable
@@ -39,7 +39,7 @@ def step_back(root: Path, queues: ConsumeQueues, end: int) -> None:
     """
     topics = Topics(root)
     at_most = partial(_at_most, topics, TopicTable(root).batches, queues, end)
-    for topic in topics.deleted_up_to(end):
+    for topic in topics.lower_tombstones(end):
         _logger.warning("%s: topic %s was deleted behind the end of the log, %d: %s", root, topic, end, WHY)
     for offsets in (ConsumerOffsets(root), *ConsumerOffsets.of_instances(root)):
         with suppress(CorruptStore):
@@ -50,12 +50,12 @@ def step_back(root: Path, queues: ConsumeQueues, end: int) -> None:
                     "%s: the offsets of group %s stood behind what the log has, and it goes on at %s: %s",
                     *(root, group, positions, WHY),
                 )
-    for member, positions in step_back_done(root, at_most).items():
+    for member, positions in step_back_members(root, at_most).items():
         _logger.warning(
             "%s: member %s of group %s had done more than the log has, and the group inherits %s: %s",
             *(root, member.stem, member.parent.name, positions, WHY),
         )
-    for name, reached in forget_beyond(root, partial(queues.at_most, PRODUCERS_TOPIC, 0, end)).items():
+    for name, reached in reset_producers_ahead_of_log(root, partial(queues.at_most, PRODUCERS_TOPIC, 0, end)).items():
         _logger.warning(
             "%s: producer %s noted that it had reached %s, of more than the log has; the log alone tells now: %s",
             *(root, name, reached.sequences, WHY),

@@ -54,7 +54,7 @@ _ENTRIES = 256  # for one read; with tags in the index, most messages have one
 _RECORDS = 256  # limit of records without a tag: trace messages have hundreds of keys and no tag
 
 
-def tags_are_filed(root: Path, config: StoreConfig) -> bool:
+def tags_are_indexed(root: Path, config: StoreConfig) -> bool:
     """Return whether the newest messages with tags have their tags in the index. False if there is no such message."""
     index, log = Index.of(root, config, writable=False), CommitLog(root, config.mappedFileSizeCommitLog, writable=False)
     looked = 0
@@ -172,7 +172,7 @@ class StoreDirectory:
             config = given if isinstance(given, StoreConfig) else StoreConfig.load(given)
         if not own.keys() >= set(SIZES):
             config = config.with_file_sizes(_file_size(self.root / COMMIT_LOG_DIR), self._queue_file_size())
-            config = replace(config, tagIndexEnable=config.tagIndexEnable or tags_are_filed(self.root, config))
+            config = replace(config, tagIndexEnable=config.tagIndexEnable or tags_are_indexed(self.root, config))
         # Sizes in the settings have priority over sizes of files, so that a truncated file is noticed.
         return replace(config, **{name: own[name] for name in (*SIZES, "tagIndexEnable", *REMEMBERED) if name in own})
 

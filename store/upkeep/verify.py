@@ -39,7 +39,7 @@ from store.model.errors import CorruptRecord, CorruptStore, OffsetLost, system_e
 from store.upkeep.deletion import topics_used_after_deletion
 from store.upkeep.findings import COPY, REPAIR, UNREADABLE, Enough, Report, broken_bodies
 from store.upkeep.index_check import IndexCheck
-from store.upkeep.plans import Filed, Plan, Point, plan_for
+from store.upkeep.plans import Plan, Point, SoundIndexFiles, plan_for
 from store.upkeep.queues_check import QueuesCheck
 from store.upkeep.recovery import Recovery
 from store.upkeep.store_directory import StoreDirectory
@@ -272,7 +272,7 @@ def repair(path: str | os.PathLike[str], config: StoreConfig | str | os.PathLike
         recovery = Recovery(root, log, new, settings.mappedFileSizeConsumeQueue)
         evidence = directory.evidence(log, index, settings.mappedFileSizeConsumeQueue, QueueEnds.read(root), alone=True)
         plan = plan_for(evidence) or Plan(Point.FIRST_BYTE, Point.CONFIRMED)
-        filed = Filed.NONE if settings.messageIndexEnable else Filed.ALL
+        filed = SoundIndexFiles.NONE if settings.messageIndexEnable else SoundIndexFiles.ALL
         decision = recovery.decide(plan._replace(begin=Point.FIRST_BYTE, filed=filed))
         decision = decision._replace(keys_from=decision.end)  # the new index is not in its folder yet
         directory.mark_open()

@@ -16,7 +16,7 @@ import pytest
 
 from store import FlushFailed, Message, MessageStore, StoreError, UnknownTopic
 from store.api.message_store import delete_topic
-from store.disk.client_progress import Reached
+from store.disk.client_progress import ProducerProgress
 from store.format.layout import CONSUME_QUEUE_DIR, DELETED_DIR
 from store.upkeep import deletion
 from store.upkeep.verify import verify
@@ -48,7 +48,7 @@ def make(path: Path) -> None:
             store.commit_offsets("g", topic, {0: 2})
         put(store, "other", "kept", 3)
         put(store, "t", "old", OLD)
-    Reached({"t": 5, "other": 6}, 0, was_open=False).write(make_folder(path / "producers" / "p"))
+    ProducerProgress({"t": 5, "other": 6}, 0, was_open=False).write(make_folder(path / "producers" / "p"))
 
 
 def make_folder(path: Path) -> Path:
@@ -61,7 +61,9 @@ def is_there(path: Path, store: MessageStore, old: int) -> bool:
     found = "t" in store.topics()
     assert store.consumer_offset("g", "t", 0) == 2
     assert store.consumer_offset("g", "other", 0) == 2
-    assert Reached.read(path / "producers" / "p").sequences == ({"t": 5, "other": 6} if found else {"other": 6})
+    assert ProducerProgress.read(path / "producers" / "p").sequences == (
+        {"t": 5, "other": 6} if found else {"other": 6}
+    )
     assert (path / CONSUME_QUEUE_DIR / "t").exists() == found
     assert not (path / DELETED_DIR).exists()
     if found:
@@ -173,7 +175,7 @@ def test_topic_is_complete_or_deleted_after_a_crash(tmp_path: Path, *, again: bo
             if not found or found[0].startswith("new"):
                 assert cut > begun
                 assert found == [f"new {n % 2}" for n in range(len(found))]
-                assert Reached.read(path / "producers" / "p").sequences == {"other": 6}
+                assert ProducerProgress.read(path / "producers" / "p").sequences == {"other": 6}
                 assert not again or cut < flushed or len(found) >= 2
             else:
                 assert cut < deleted

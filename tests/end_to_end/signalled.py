@@ -177,7 +177,7 @@ class Child(NamedTuple):
     pid: int
     words: int
 
-    def hear(self, word: bytes, seconds: float = PATIENCE) -> bool:
+    def watch_path(self, word: bytes, seconds: float = PATIENCE) -> bool:
         """Wait for readiness, b"r", or a caught interrupt, b"c"; return whether it came in time."""
         readable, _, _ = select.select([self.words], [], [], seconds)
         assert not readable or os.read(self.words, 1) == word, f"process {self.pid} ended"
@@ -192,12 +192,12 @@ class Child(NamedTuple):
         return False
 
     def send(self, how: str) -> None:
-        if not self.hear(b"r"):
+        if not self.watch_path(b"r"):
             self.fail("does not begin its work")
         time.sleep(chance.uniform(0, _LATEST))
         for _ in range(int(PATIENCE / _AGAIN)):
             os.kill(self.pid, signal.SIGINT if how == "interrupt" else signal.SIGTERM)
-            if self.hear(b"c", _AGAIN) if how == "interrupt" else self.has_ended(_AGAIN):
+            if self.watch_path(b"c", _AGAIN) if how == "interrupt" else self.has_ended(_AGAIN):
                 return
         self.fail("does not react to the signal")
 

@@ -18,7 +18,7 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from store import MessageStore, StoreConfig
-from store.append.locks import DELIVERY_BYTE, Turn
+from store.append.locks import DELIVERY_BYTE, ByteLock
 from store.format.layout import LOCK_FILE
 from store.format.topic_names import is_internal_topic
 from store.upkeep.findings import Finding
@@ -162,7 +162,7 @@ class Run:
             as_left = self._ended[ending, "as left"]
             directory = self._folder / f"{ending}-{state}"
             shutil.copytree(as_left.directory, directory, dirs_exist_ok=True)
-            turn = Turn(directory / LOCK_FILE, DELIVERY_BYTE)
+            turn = ByteLock(directory / LOCK_FILE, DELIVERY_BYTE)
             # Prevents this store from repeating a delivery that the broker made just before its kill.
             assert turn.take()
             MessageStore.open(directory, config=StoreConfig(**INDEX)).close()

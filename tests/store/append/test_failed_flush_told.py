@@ -137,14 +137,14 @@ def test_two_flushes_of_one_descriptor(
     if archives:
         verbs.append(lambda: opened[0].archive(str(tmp_path_factory.mktemp("archive"))))
 
-    def hear(verb: Callable[[], object]) -> None:
+    def watch_path(verb: Callable[[], object]) -> None:
         try:
             verb()
             told.append("all is flushed")
         except FlushFailed:
             told.append("failed")
 
-    first, second = (threading.Thread(target=hear, args=(verbs[number],)) for number in (0, -1))
+    first, second = (threading.Thread(target=watch_path, args=(verbs[number],)) for number in (0, -1))
     monkeypatch.setattr(os, "fdatasync", flush)
     first.start()
     assert has_heard.wait(PATIENCE)

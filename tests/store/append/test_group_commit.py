@@ -14,7 +14,7 @@ from store import Message, MessageRefused, MessageStore, PutStatus, StoreBusy, S
 from store.append.appender import GroupCommit, WaitingAppend
 from store.append.locks import StoreLock
 from store.append.placing import Where
-from store.disk.queues_in_log import Ranges, Unflushed
+from store.disk.queues_in_log import Ranges, UnflushedEntries
 from store.format.message import encode_messages
 from store.format.records import EncodedRecord, Encoding
 from tests.waiting import until
@@ -181,7 +181,7 @@ def test_many_threads_put(tmp_path: Path, mode: str) -> None:
             outcome.result()
 
 
-class InterruptedOnce(Unflushed):
+class InterruptedOnce(UnflushedEntries):
     """Interrupt the first publishing thread right after it published."""
 
     interrupts = 1

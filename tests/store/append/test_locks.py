@@ -15,7 +15,7 @@ import pytest
 
 from store import Message, MessageStore, StoreBusy, StoreClosed, StoreConfig, StoreLocked, StoreUnavailable
 from store.append import locks
-from store.append.locks import StoreLock, Turn, among_groups, holders
+from store.append.locks import ByteLock, StoreLock, among_groups, holders
 
 # A RocketMQ broker's lock: FileChannel.tryLock(0, 1, false) is a record lock on byte 0.
 BROKER = """
@@ -318,7 +318,7 @@ def test_reentrant_call_is_refused(tmp_path: Path) -> None:
 
 def test_close_of_a_turn_waits_for_take(tmp_path: Path) -> None:
     """Otherwise `take` could lock a reused descriptor of another file."""
-    turn = Turn(tmp_path / "lock")
+    turn = ByteLock(tmp_path / "lock")
     closing, tracing = threading.Thread(target=turn.close), sys.gettrace()
 
     def close(frame: FrameType, event: str, argument: object) -> None:

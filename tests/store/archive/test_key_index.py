@@ -193,7 +193,7 @@ def test_new_index_is_not_used_by_an_older_lookup(tmp_path: Path, monkeypatch: p
         store.create_topic("orders", 1)
         store.put(Message("orders", b"1", keys="k1"))
         store.archive(address.url)
-        with address.open_still() as late:
+        with address.open_snapshot() as late:
             assert [message.body for message in late.query(KeyQuery("orders", "k1"))] == [b"1"]
             another_millisecond()
             assert store.archive(address.url, reserved_hours=0).deleted == 1

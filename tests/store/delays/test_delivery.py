@@ -17,7 +17,7 @@ from store import Message, MessageRefused, MessageStore, StoreBusy, StoreConfig
 from store.api.message_store import delete_topic
 from store.append.appender import Appender
 from store.append.putting import encoding_of
-from store.format.delayed import Waits, waiting
+from store.format.delayed import MessageDelays, waiting
 from store.format.encoding import encode_list
 from store.format.layout import DELAY_OFFSETS_FILE
 from store.format.records import EncodedRecords, as_columns
@@ -87,7 +87,7 @@ def test_undeliverable_message_does_not_block_others(
 
     def waits(body: bytes) -> EncodedRecords:
         records = encode_list([Message("t" * 127, body)], [0], encoding_of(SMALL), int(time.time() * 1000))
-        return waiting(as_columns(records), Waits(np.array([1]), np.array([0])), encoding_of(SMALL))
+        return waiting(as_columns(records), MessageDelays(np.array([1]), np.array([0])), encoding_of(SMALL))
 
     monkeypatch.setattr(Appender, "append", append_but_once)
     with caplog.at_level(logging.ERROR, "store"), opened(tmp_path) as store:

@@ -14,7 +14,7 @@ import pytest
 
 from store import Message, MessageStore, StoreConfig
 from store.api.writer import Writer
-from store.append.locks import DELIVERY_BYTE, Turn
+from store.append.locks import DELIVERY_BYTE, ByteLock
 from store.disk.topic_table import has_queues
 from store.format.delayed import WAITING_TOPICS
 from store.format.layout import (
@@ -170,7 +170,7 @@ def test_retention_keeps_waiting_messages(tmp_path: Path) -> None:
         store.put_many([Message("t", bytes(1000)) for _ in range(20)])
     with MessageStore.open(tmp_path, read_only=True) as reader:
         would_go = reader.clean(forced=True, dry_run=True).log
-    turn = Turn(tmp_path / LOCK_FILE, DELIVERY_BYTE)
+    turn = ByteLock(tmp_path / LOCK_FILE, DELIVERY_BYTE)
     assert turn.take()  # as another process would, which then delivers nothing
     with MessageStore.open(tmp_path, config=CONFIG) as store:
         went = store.clean(asked=True)
@@ -189,7 +189,7 @@ def test_retention_keeps_waiting_messages(tmp_path: Path) -> None:
 def test_retention_keeps_messages_put_while_it_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with MessageStore.open(tmp_path, config=CONFIG) as store:
         store.create_topic("t", 1)
-        turn = Turn(tmp_path / LOCK_FILE, DELIVERY_BYTE)
+        turn = ByteLock(tmp_path / LOCK_FILE, DELIVERY_BYTE)
         assert turn.take()
         before = store.put_many([Message("t", bytes(1000)) for _ in range(20)])[-1].physical_offset
         held = Writer.held

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from store import Message, MessageStore
-from store.append.locks import DELIVERY_BYTE, Turn
+from store.append.locks import DELIVERY_BYTE, ByteLock
 from store.append.putting import encoding_of
 from store.delays.delivery_progress import oldest_waiting
 from store.disk.queue_files import MAKE_ANEW
-from store.format.delayed import Waits, waiting
+from store.format.delayed import MessageDelays, waiting
 from store.format.encoding import encode_list
 from store.format.layout import DELAY_OFFSETS_FILE, LOCK_FILE, SCHEDULE_TOPIC, TIMER_TOPIC
 from store.format.records import EncodedRecords, as_columns
@@ -31,7 +31,7 @@ def at_level(store: MessageStore, level: int) -> EncodedRecords:
     """Put as a broker with its own `messageDelayLevel` does; due in a second."""
     messages, encoding = [Message("orders", b"%d" % level)], encoding_of(store.config)
     encoded = as_columns(encode_list(messages, [0], encoding, 0))
-    records = waiting(encoded, Waits(np.array([1]), np.array([0])), encoding)
+    records = waiting(encoded, MessageDelays(np.array([1]), np.array([0])), encoding)
     records.destinations[:] = [(topic, level - 1) for topic, _ in records.destinations]
     records.headers["queue_id"] = level - 1
     return records
@@ -82,7 +82,7 @@ def test_lost_queue_file_stops_delivery_until_reopening(
     folder = path / "consumequeue" / topic / "0"
     with MessageStore.open(path, config=SMALL) as store:
         store.create_topic("t", 1)
-        turn = Turn(path / LOCK_FILE, DELIVERY_BYTE)
+        turn = ByteLock(path / LOCK_FILE, DELIVERY_BYTE)
         assert turn.take()  # as a process that is killed before they are due
         with store if is_known else MessageStore.open(path) as other:
             when = {"delay_level": 1, "deliver_at": int(time.time() * 1000) + 1000}

@@ -28,7 +28,7 @@ from store import (
 )
 from store.api.message_store import delete_topic
 from store.archive.archive_log import ArchiveLog
-from store.archive.kin import Kin
+from store.archive.comparison import StoreComparison
 from store.client.log_kinds import address_at
 from store.directory.directory_log import TieredDirectoryAddress, TieredDirectoryLog
 from store.disk.consume_queue import ConsumeQueue
@@ -286,8 +286,8 @@ def test_topic_is_deleted_and_forgotten_during_get_message(
 ) -> None:
     store, reaches = shortened.store, ArchiveLog.reaches
 
-    def deleting(log: ArchiveLog, queue: Queue, kin: Kin) -> bool:
-        found = reaches(log, queue, kin)
+    def deleting(log: ArchiveLog, queue: Queue, comparison: StoreComparison) -> bool:
+        found = reaches(log, queue, comparison)
         delete_topic(store.path, "orders")
         if is_made_again:
             store.create_topic("orders", 1)
@@ -365,12 +365,12 @@ def test_topic_is_deleted_during_a_request_for_bounds(
     reaches, store = ArchiveLog.reaches, shortened.store
     store.create_topic("others", 1)
 
-    def deleting(log: ArchiveLog, queue: Queue, kin: Kin) -> bool:
+    def deleting(log: ArchiveLog, queue: Queue, comparison: StoreComparison) -> bool:
         if store.topics()["orders"] > 1:
             delete_topic(store.path, "orders")
             if is_made_again:
                 store.create_topic("orders", 1)
-        return reaches(log, queue, kin)
+        return reaches(log, queue, comparison)
 
     monkeypatch.setattr(ArchiveLog, "reaches", deleting)
     found = log.bounds([ORDERS, Queue("others", 0)])

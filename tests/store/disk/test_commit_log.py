@@ -230,7 +230,7 @@ def test_reader_follows_a_replaced_segment_and_keeps_a_deleted(
     for start in (0, SIZE):
         writer.write(start, b"old")
         assert reader.read(start, 3) == reader.view(start, 3).tobytes() == b"old"
-    writer.write_again(0, 1)
+    writer.rewrite(0, 1)
     writer.write(3, b"new")
     writer.delete(SIZE)
     assert reader.read(0, 6) == reader.view(0, 6).tobytes() == b"oldnew"

@@ -29,17 +29,17 @@ START = 1_700_000_000_000
 
 
 @dataclass(frozen=True)
-class Filed:
+class SoundIndexFiles:
     topic: str
     keys: tuple[str, ...]
     offset: int
     timestamp: int
 
 
-def golden_records(name: str) -> list[Filed]:
+def golden_records(name: str) -> list[SoundIndexFiles]:
     lines = map(json.loads, (GOLDEN / f"{name}.jsonl").read_text("utf-8").splitlines())
     records = [
-        Filed(
+        SoundIndexFiles(
             line["topic"],
             tuple(filter(None, [line["uniqueKey"], *line["properties"].get("KEYS", "").split(" ")])),
             line["physicalOffset"],
@@ -51,7 +51,7 @@ def golden_records(name: str) -> list[Filed]:
     return sorted(records, key=lambda record: record.offset)
 
 
-def append(index: Index, records: list[Filed]) -> None:
+def append(index: Index, records: list[SoundIndexFiles]) -> None:
     hashes, rows = key_hashes(
         pa.array([record.topic for record in records], pa.string()),
         None,
@@ -62,9 +62,9 @@ def append(index: Index, records: list[Filed]) -> None:
     index.append(hashes, offsets[rows], timestamps[rows])
 
 
-def made_records(count: int, begin: int = 0, seconds_each: float = 0.3) -> list[Filed]:
+def made_records(count: int, begin: int = 0, seconds_each: float = 0.3) -> list[SoundIndexFiles]:
     return [
-        Filed("orders", (f"u{n}", f"k{n % 7}"), n * 100, START + int(n * 1000 * seconds_each))
+        SoundIndexFiles("orders", (f"u{n}", f"k{n % 7}"), n * 100, START + int(n * 1000 * seconds_each))
         for n in range(begin, begin + count)
     ]
 

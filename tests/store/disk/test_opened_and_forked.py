@@ -20,12 +20,12 @@ from tests.children import in_a_child
 from tests.store.disk.open_things import ALL, outcome
 
 
-@pytest.mark.parametrize("hand_over", [pickle.dumps, copy.copy, copy.deepcopy])
-def test_open_objects_cannot_be_pickled(store: MessageStore, hand_over: Callable[[object], object]) -> None:
+@pytest.mark.parametrize("write_broker_files", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_open_objects_cannot_be_pickled(store: MessageStore, write_broker_files: Callable[[object], object]) -> None:
     with store.watch() as watch, PullRequestHoldService(store) as service:
         for it in (store, watch, service):
             with pytest.raises(StoreNotOpen, match=r"cannot be copied or pickled, .* hand its path on"):
-                hand_over(it)
+                write_broker_files(it)
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["at rest", "while another thread appends"])

@@ -210,14 +210,14 @@ def test_only_files_of_the_range_are_replaced(tmp_path: Path) -> None:
     before = [(path.read_bytes(), path.stat().st_blocks) for path in paths]
     inodes = [path.stat().st_ino for path in paths]
     held = log.view(size, size)
-    log.write_again(45_000, size + 150)
+    log.rewrite(45_000, size + 150)
     assert [(path.read_bytes(), path.stat().st_blocks) for path in paths] == before
     stay = [path.stat().st_ino == inode for path, inode in zip(paths, inodes, strict=True)]
     assert stay == [False, False, True, True]
-    log.write_again(2 * size + 12, 3 * size)
+    log.rewrite(2 * size + 12, 3 * size)
     assert paths[2].stat().st_ino == inodes[2], "the file has no bytes in that range"
     log.write(3 * size + 4096, bytes(4096))
-    log.write_again(3 * size + 13, 4 * size)
+    log.rewrite(3 * size + 13, 4 * size)
     assert paths[3].stat().st_ino != inodes[3], "a page of zeros may be a hole on the device"
     log.write(size + 230, b"and more")
     assert paths[1].read_bytes()[100:238] == b"in the second" * 10 + b"and more"
@@ -339,7 +339,7 @@ def test_impossible_end_is_handled_by_the_existing_files(tmp_path: Path) -> None
         log.write(start, b"x")
     far = 1 << 55
     log.flush(0, far)
-    log.write_again(0, far)
+    log.rewrite(0, far)
     log.zero(100, far)
     assert log.first_not_zero(0, far) == 0
     assert log.first_not_zero(1, far) is None

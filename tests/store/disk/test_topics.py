@@ -232,9 +232,9 @@ def test_deletions_beyond_the_end_of_the_log_are_dropped(tmp_path: Path) -> None
         topics.create(name, 1)
         topics.delete(name, Tombstone(end))
     before = file.read_bytes()
-    topics.deleted_up_to(100)
+    topics.lower_tombstones(100)
     assert file.read_bytes() == before
-    topics.deleted_up_to(60)
+    topics.lower_tombstones(60)
     assert topics.deletions() == {"t": 40, "u": 60}
 
 

@@ -14,7 +14,7 @@ from store import Message, MessageStore, StoreConfig
 from store.append.published_end import PublishedEnd
 from store.disk.commit_log import CommitLog
 from store.disk.consume_queues import ConsumeQueues
-from store.disk.queues_in_log import Ranges, Unflushed, ranges_of
+from store.disk.queues_in_log import Ranges, UnflushedEntries, ranges_of
 from store.format.layout import ABORT_FILE, PUBLISHED_END_FILE
 from tests.descriptors import allowed
 from tests.end_to_end.test_kill import bodies, check_log
@@ -193,7 +193,9 @@ def test_log_gives_no_ranges_if_damaged_outside_of_bodies(tmp_path: Path) -> Non
 
 
 def test_recorded_ranges_need_no_log(tmp_path: Path) -> None:
-    unflushed = Unflushed(CommitLog(tmp_path, 1 << 30, writable=False), ConsumeQueues(tmp_path, 200, writable=False))
+    unflushed = UnflushedEntries(
+        CommitLog(tmp_path, 1 << 30, writable=False), ConsumeQueues(tmp_path, 200, writable=False)
+    )
     unflushed.note(100, 9 << 20, {("t", 0): (5, 7), ("t", 1): (1, 2)})
     unflushed.note(9 << 20, 20 << 20, {("t", 0): (7, 9)})
     unflushed.note(20 << 20, 21 << 20, {("t", 0): (9, 10)})
@@ -210,5 +212,5 @@ def test_log_is_scanned_if_cheaper_than_flushing_all_queues(tmp_path: Path, queu
         begin = store.confirm_offset
         store.put_many([Message("t", bytes(1 << 20), queue_id=1) for _ in range(5)])
     log, end = log_and_end(tmp_path)
-    found = Unflushed(log, ConsumeQueues(tmp_path, 6_000_000, writable=False)).take(begin, end)
+    found = UnflushedEntries(log, ConsumeQueues(tmp_path, 6_000_000, writable=False)).take(begin, end)
     assert found == ({("t", 1): (1, 6)} if is_looked_up else None)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store import InvalidColumns, Message, MessageRefused, MessageStore, StoredMessage
-from store.format.delayed import LEVELS, Waits, timer_slots
+from store.format.delayed import LEVELS, MessageDelays, timer_slots
 from store.format.layout import SCHEDULE_DELAYS_MS, SCHEDULE_TOPIC, TIMER_MAX_DELAY_MS, TIMER_TOPIC
 from store.upkeep.verify import verify
 
@@ -127,8 +127,8 @@ def test_wrong_delays_are_refused(tmp_path: Path, fields: dict[str, object], why
 
 
 def test_due_message_does_not_wait(tmp_path: Path) -> None:
-    assert Waits.of(np.zeros(2, np.int64), np.array([NOW, 1]), NOW) is None
-    assert Waits.of(np.zeros(1, np.int64), np.array([NOW + TIMER_MAX_DELAY_MS]), NOW) is not None
+    assert MessageDelays.of(np.zeros(2, np.int64), np.array([NOW, 1]), NOW) is None
+    assert MessageDelays.of(np.zeros(1, np.int64), np.array([NOW + TIMER_MAX_DELAY_MS]), NOW) is not None
     with MessageStore.open(tmp_path) as store:
         store.create_topic("orders", 1)
         store.put(Message("orders", b"late", deliver_at=1))

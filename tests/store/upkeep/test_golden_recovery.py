@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from store import ConfigError, Message, MessageStore, StoreConfig
-from store.append.locks import DELIVERY_BYTE, Turn
+from store.append.locks import DELIVERY_BYTE, ByteLock
 from store.disk.queue_files import Entries
 from store.format.entering import NOT_FOR_PUTTING
 from store.format.layout import CQ_ENTRY, LOCK_FILE, SCHEDULE_TOPIC
@@ -60,7 +60,7 @@ def test_directory_of_a_broker_is_opened_for_writing(tmp_path: Path, name: str, 
     shutil.copytree(GOLDEN / name, path)
     change(path)
     expected = seen.golden(GOLDEN / f"{name}.jsonl")
-    turn = Turn(path / LOCK_FILE, DELIVERY_BYTE)
+    turn = ByteLock(path / LOCK_FILE, DELIVERY_BYTE)
     assert turn.take()  # otherwise delayed messages, which are due by now, would be delivered among them
     with closing(turn), MessageStore.open(path, config=index_config(name)) as store:
         seen.assert_same(seen.by_get_message(store), expected)

@@ -9,7 +9,7 @@ import pytest
 
 from store import Message, MessageStore, StoreConfig
 from store.disk.index import Index
-from store.upkeep.store_directory import StoreDirectory, tags_are_filed
+from store.upkeep.store_directory import StoreDirectory, tags_are_indexed
 from store.upkeep.verify import repair, verify
 from tests.store.disk.test_unsupported import unpacked
 from tests.store.read.test_golden import GOLDEN
@@ -62,7 +62,7 @@ def test_indexed_tags_are_detected_after_many_keys(tmp_path: Path, filed: bool, 
         store.create_topic("orders", 1)
         store.put(Message("orders", b"tagged", tags="mine", keys=("a", "b", "c")))
         store.put(Message("orders", b"trace", keys=tuple(f"k{n}" for n in range(keys))))
-    assert tags_are_filed(tmp_path, config) is filed
+    assert tags_are_indexed(tmp_path, config) is filed
 
 
 def test_own_store_does_not_index_tags(tmp_path: Path) -> None:
@@ -70,11 +70,11 @@ def test_own_store_does_not_index_tags(tmp_path: Path) -> None:
     with MessageStore.open(path, config=SMALL) as store:
         store.create_topic("orders", 1)
     put(path, "orders")
-    assert not tags_are_filed(path, SMALL)
+    assert not tags_are_indexed(path, SMALL)
     assert filed(path, "orders", "mine") == 0
 
 
 @pytest.mark.parametrize("name", ["index-5.3", "index-4.9"])
 def test_older_brokers_do_not_index_tags(name: str) -> None:
     sizes = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, maxHashSlotNum=20, maxIndexNum=30)
-    assert not tags_are_filed(GOLDEN / name, sizes)
+    assert not tags_are_indexed(GOLDEN / name, sizes)

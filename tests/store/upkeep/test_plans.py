@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from store.upkeep.plans import CASES, Evidence, Filed, Point, plan_for
+from store.upkeep.plans import CASES, Evidence, Point, SoundIndexFiles, plan_for
 
 
 @pytest.mark.parametrize("evidence", [Evidence(*facts) for facts in itertools.product([True, False], repeat=5)])
@@ -25,8 +25,8 @@ def test_every_directory_has_exactly_one_plan(evidence: Evidence) -> None:
     alive = evidence.published and evidence.current
     assert (plan.trusted is Point.CONFIRMED) == alive, "everything published is in the files"
     assert (plan.trusted is Point.FLUSHED) == (evidence.published and not alive)
-    assert plan.left_well == (not alive and not evidence.abort), "then nothing may follow the end"
-    assert (plan.filed is Filed.ALL) == (alive or not evidence.abort), "a clean close flushes the index"
+    assert plan.closed_cleanly == (not alive and not evidence.abort), "then nothing may follow the end"
+    assert (plan.filed is SoundIndexFiles.ALL) == (alive or not evidence.abort), "a clean close flushes the index"
     if not evidence.published:
         assert (plan.trusted is Point.LAST_SEGMENT) == (not evidence.abort), (
             "only the last segment of a clean log may be torn"

@@ -15,7 +15,7 @@ from store.disk.dispatch import index_keys, walk
 from store.disk.index import Index
 from store.format.layout import CQ_ENTRY, segment_name
 from store.model.log_protocol import Queue
-from store.upkeep.plans import Evidence, Filed, Plan, Point, plan_for
+from store.upkeep.plans import Evidence, Plan, Point, SoundIndexFiles, plan_for
 from store.upkeep.verify import repair, verify
 from tests.end_to_end.test_kill import bodies, check_log
 from tests.store.upkeep.crashed import SIZE, SMALL, put
@@ -113,7 +113,7 @@ def test_stale_entries_of_a_broker_do_not_count(path: Path) -> None:
 def test_checkpoint_limits_the_torn_end_of_a_brokers_log(path: Path) -> None:
     """Before the last segment older than the checkpoint a bad record is damage; after it, a torn end."""
     assert plan_for(Evidence(False, False, True, True, True)) == Plan(
-        Point.FIRST_BYTE, Point.CHECKPOINT, Filed.CHECKPOINT
+        Point.FIRST_BYTE, Point.CHECKPOINT, SoundIndexFiles.CHECKPOINT
     )
     with MessageStore.open(path, read_only=True) as reader:
         stored = reader.get_message("g", "t", 0, 0, 1).messages[0].store_timestamp

@@ -33,7 +33,7 @@ from store.read.fingerprint import fingerprint
 from store.read.published import PublishedQueues
 
 
-class Kin:
+class StoreComparison:
     """Compares archived queues with the queues of one store."""
 
     def __init__(self, published: PublishedQueues) -> None:
@@ -122,7 +122,7 @@ class Kin:
             return False
         return _without_place(here) == _without_place(archived)
 
-    def may_be_gone(self, it: FlatQueue) -> bool:
+    def may_be_expired(self, it: FlatQueue) -> bool:
         return it.archived.last is None or it.archived.last.physical_offset < self._log.min_offset()
 
     def _may_follow(self, it: FlatQueue) -> bool:
@@ -173,7 +173,7 @@ class ArchiveState(NamedTuple):
     passed: dict[Queue, StoreError]
 
     @staticmethod
-    def of(kin: Kin, place: ArchivePlace, catalog: Catalog, queues: Sequence[Queue]) -> ArchiveState:
+    def of(comparison: StoreComparison, place: ArchivePlace, catalog: Catalog, queues: Sequence[Queue]) -> ArchiveState:
         """Compare the catalog with the store. queues: all queues of each topic. Raises `ObjectsUnavailable`."""
         last: dict[Queue, Fingerprint | None] = {}
         passed: dict[Queue, StoreError] = {}
@@ -182,7 +182,7 @@ class ArchiveState(NamedTuple):
         there = [it for it in _archived(place, catalog) if it.queue.topic in topics]
         for it in there:
             try:
-                last[it.queue] = kin.last(it)
+                last[it.queue] = comparison.last(it)
             except UnknownQueue:
                 reason = f"{it.queue} is archived, but the topic has no such queue"
                 others.setdefault(it.queue.topic, ArchiveOfAnother(reason))
@@ -210,16 +210,18 @@ class ArchiveState(NamedTuple):
         has_others = any(isinstance(reason, ArchiveOfAnother) for reason in self.passed.values())
         return has_others or not (self.begins or self.passed) or (bool(self.passed) and not is_remembered)
 
-    def is_of_store(self, kin: Kin, place: ArchivePlace, catalog: Catalog, *, is_remembered: bool = False) -> bool:
+    def is_of_store(
+        self, comparison: StoreComparison, place: ArchivePlace, catalog: Catalog, *, is_remembered: bool = False
+    ) -> bool:
         """Return whether the archive is empty, or the store's log has the last archived message of at least one queue.
 
         is_remembered: the store's settings name this archive. Then the result is also true if no queue has an error and
         retention may have deleted all those messages from the store. Raises `ObjectsUnavailable`.
         """
         there = list(_archived(place, catalog))
-        if not there or any(kin.has_in_log(it, self.last.get(it.queue)) for it in there):
+        if not there or any(comparison.has_in_log(it, self.last.get(it.queue)) for it in there):
             return True
-        return is_remembered and not self.passed and all(map(kin.may_be_gone, there))
+        return is_remembered and not self.passed and all(map(comparison.may_be_expired, there))
 
 
 def _archived(place: ArchivePlace, catalog: Catalog) -> Iterator[FlatQueue]:
