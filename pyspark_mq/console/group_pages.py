@@ -75,9 +75,10 @@ def members_of(address: LogAddress, group: str) -> list[MemberInfo]:
     return address.group(group).members() if isinstance(address, HasGroups) else []
 
 
-def queries_of(address: LogAddress) -> list[RunningQuery]:
-    """Return the Spark queries that run with a group, or [] for a log without a directory."""
-    return [] if address.directory is None else running_queries(Path(address.directory))
+def queries_of(address: LogAddress, group: str | None = None) -> list[RunningQuery]:
+    """Return the Spark queries that run with a group (None: with any), or [] for a log without a directory."""
+    found = [] if address.directory is None else running_queries(Path(address.directory))
+    return [each for each in found if group in (None, each.group)]
 
 
 def group_of_dead_letters(topic: str) -> str | None:
@@ -134,7 +135,10 @@ class GroupPages:
         return self._site.part("_groups.html", groups=self._site.sampler.last.groups.values())
 
     def group(self, request: Request) -> Response:
-        name = request.query_params.get("group", "")
+        return self._group_page(request.query_params)
+
+    def _group_page(self, parameters: Parameters, error: str = "") -> Response:
+        name = parameters.get("group", "")
         if name not in self._site.sampler.last.groups:
             self._site.sampler.look()  # the group may be new
         if name not in self._site.sampler.last.groups:
@@ -144,8 +148,9 @@ class GroupPages:
             at="groups",
             group=self._site.sampler.last.groups[name],
             topics=[each.topic for each in self._site.sampler.last.topics.values() if not each.is_system],
-            part=self._group_part(request.query_params),
-            is_done="done" in request.query_params,
+            part=self._group_part(parameters),
+            is_done="done" in parameters,
+            error=error,
         )
 
     def _group_part(self, parameters: Parameters) -> str:
@@ -154,7 +159,7 @@ class GroupPages:
         owners = {queue: each.id for each in members for queue in each.queues}
         found = list(group_lags(self._site.log, name))
         figures = self._site.sampler.last.groups.get(name)
-        queries = [each for each in queries_of(self._site.address) if each.group == name]
+        queries = queries_of(self._site.address, name)
         return self._site.part(
             "_group.html", lags=found, members=members, owners=owners, figures=figures, queries=queries
         )
@@ -172,7 +177,12 @@ class GroupPages:
 
     def planned_reset(self, request: Request) -> Response:
         """Show the dry run of a reset."""
-        return self._site.page("reset.html", at="groups", reset=self._plan(request.query_params))
+        try:
+            reset = self._plan(request.query_params)
+        except InvalidArgument as error:
+            return self._group_page(request.query_params, str(error))
+        queries = queries_of(self._site.address, reset.group)
+        return self._site.page("reset.html", at="groups", reset=reset, queries=queries)
 
     def _plan(self, given: Parameters) -> GroupReset:
         group, topic, place = (given.get(name, "").strip() for name in ("group", "topic", "place"))

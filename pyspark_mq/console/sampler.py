@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import NamedTuple
 
 from pyspark_mq.stats.measures import GroupLag, group_lags
@@ -15,6 +16,7 @@ from store.format.layout import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, SYSTEM_TOP
 from store.model.log_protocol import Bounds, Log, LogAddress, Queue, QueueRange
 
 HISTORY_SECONDS = 3_600.0
+_GROUP_RATE_SECONDS = 10.0  # members and queries commit every 5 s
 _SIZES_AT_ONCE = 1_000_000
 _PREFIXES = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX, SYSTEM_TOPIC_PREFIX)
 
@@ -93,12 +95,18 @@ class Sampler:
         """Take a sample now. An error of the store is kept in `failure`, which pages show."""
         with self._lock:
             try:
-                self.last, self.failure = take_sample(self.log, self.last), None
+                self.last, self.failure = take_sample(self.log, self.last, self._ten_seconds_ago()), None
                 self.history.append(self.last)
             except (StoreReplaced, StoreClosed):
                 self._reopen()
             except StoreError as error:
                 self.failure = str(error)
+
+    def _ten_seconds_ago(self) -> Sample:
+        """Return the first sample of the last `_GROUP_RATE_SECONDS`, or the last sample if all are older."""
+        earliest = time.time() - _GROUP_RATE_SECONDS
+        recent = list(takewhile(lambda sample: sample.at >= earliest, reversed(self.history)))
+        return recent[-1] if recent else self.last
 
     def _reopen(self) -> None:
         before = self.log
@@ -113,8 +121,12 @@ class Sampler:
             self.look()
 
 
-def take_sample(log: Log, before: Sample | None) -> Sample:
-    """Take a sample of a log. before: the previous sample; only changes since then are read."""
+def take_sample(log: Log, before: Sample | None, groups_before: Sample | None = None) -> Sample:
+    """Take a sample of a log.
+
+    before: the previous sample; only changes since then are read. groups_before: the sample from which the rates of
+    groups are computed; default: `before`.
+    """
     now, queues, topics = time.time(), dict[Queue, QueueSize](), dict[str, TopicFigures]()
     seconds = None if before is None else max(0.001, now - before.at)
     for topic, names in sorted(log.topics().items()):
@@ -126,7 +138,7 @@ def take_sample(log: Log, before: Sample | None) -> Sample:
         queues |= found
         topics[topic] = _figures(topic, found, earlier, seconds)
     positions = list(group_lags(log))
-    groups = {name: _of_group(name, positions, before, seconds) for name in log.groups()}
+    groups = {name: _of_group(name, positions, groups_before or before, now) for name in log.groups()}
     offsets = {(each.group, each.queue): each.offset for each in positions if each.offset is not None}
     return Sample(now, queues, topics, groups, offsets)
 
@@ -160,11 +172,12 @@ def _figures(
     return TopicFigures(topic, len(found), messages, size, rate, None if size is None else grown)
 
 
-def _of_group(name: str, positions: list[GroupLag], before: Sample | None, seconds: float | None) -> GroupFigures:
+def _of_group(name: str, positions: list[GroupLag], before: Sample | None, now: float) -> GroupFigures:
     own = [each for each in positions if each.group == name]
     rate = None
-    if before is not None and seconds is not None and name in before.groups:
+    if before is not None and name in before.groups:
         moved = ((each.offset, before.offsets.get((name, each.queue))) for each in own)
-        rate = sum(max(0, new - old) for new, old in moved if new is not None and old is not None) / seconds
+        read = sum(max(0, new - old) for new, old in moved if new is not None and old is not None)
+        rate = read / max(0.001, now - before.at)
     topics = tuple(dict.fromkeys(each.queue.topic for each in own))
     return GroupFigures(name, topics, sum(each.messages for each in own), rate)

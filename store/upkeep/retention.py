@@ -30,11 +30,11 @@ Files = list[tuple[str, int]]  # path, bytes on the device
 class Reason(Enum):
     """Why files are deleted or not. The values are texts for users."""
 
-    DISK_FULL = "the disk is fuller than diskSpaceCleanForciblyRatio: the oldest go, whatever their age"
-    FORCED = "all but the last were to go, whatever their age"
-    DISK_FILLING = "the disk is fuller than diskMaxUsedSpaceRatio: those go that are older than fileReservedTime"
-    HOUR = "it is an hour of deleteWhen: those go that are older than fileReservedTime"
-    ASKED = "those go that are older than fileReservedTime"
+    DISK_FULL = "the disk is fuller than diskSpaceCleanForciblyRatio: the oldest segments are deleted at any age"
+    FORCED = "all segments but the last are deleted at any age"
+    DISK_FILLING = "the disk is fuller than diskMaxUsedSpaceRatio: segments older than fileReservedTime are deleted"
+    HOUR = "it is an hour of deleteWhen: segments older than fileReservedTime are deleted"
+    ASKED = "segments older than fileReservedTime are deleted"
     NOT_NOW = "it is no hour of deleteWhen, and the disk has space"
 
     @property

@@ -207,9 +207,9 @@ def test_running_query_of_a_group(visitor: Visitor, shop: Path) -> None:
     page = visitor.page("/queries")
     assert '<a href="/group?group=billing">billing</a></td><td><a href="/topic?topic=orders">orders</a>' in page
     assert '<td class="n">2</td>' in page
-    assert f"A Spark query reads orders for this group, planned by process {os.getpid()}" in visitor.page(
-        "/group?group=billing"
-    )
+    page = visitor.page("/group?group=billing")
+    assert f"A Spark query reads orders for this group. Process {os.getpid()} plans its batches" in page
+    assert "A reset does not move it" in visitor.page("/group/reset?group=billing&topic=orders&place=earliest")
     query.close()
     assert "A Spark query" not in visitor.page("/group?group=billing")
 
@@ -239,6 +239,16 @@ def test_reset_is_shown_first_and_then_done(visitor: Visitor, shop: Path) -> Non
     visitor.send("/group/reset", 400)
     with MessageStore.open(shop, read_only=True) as store:
         assert store.consumer_offset("billing", "orders", 0) == 0
+
+
+def test_wrong_place_of_a_reset_is_said_beside_its_form(visitor: Visitor) -> None:
+    page = visitor.page("/group/reset?group=billing&topic=orders&place=soon")
+    assert "is not a place in a topic" in page
+    assert 'action="/group/reset"' in page
+
+
+def test_search_by_sql_says_what_it_compares(visitor: Visitor) -> None:
+    assert "not fields of the body" in visitor.page("/topic?topic=orders&sql=total+%3D+7")
 
 
 def test_dead_letter_is_sent_again(visitor: Visitor, shop: Path) -> None:

@@ -23,6 +23,18 @@ def test_rates_are_computed_from_two_samples(shop: Path) -> None:
         assert (orders.messages, billing.lag) == (14, 7)
 
 
+def test_group_rate_is_an_average_of_ten_seconds(shop: Path) -> None:
+    """A group commits every five seconds, so between two samples of a second it usually reads nothing."""
+    sampler = Sampler(DirectoryAddress(str(shop)), 1.0)
+    with MessageStore.open(shop) as store:
+        store.commit_offsets("billing", "orders", {0: 3})
+    sampler.look()
+    sampler.look()
+    assert (sampler.last.groups["billing"].rate or 0) > 0
+    assert sampler.last.topics["orders"].rate == 0
+    sampler.close()
+
+
 def test_later_sample_has_the_sizes_of_a_first_one(shop: Path) -> None:
     with DirectoryAddress(str(shop)).open() as log:
         first = take_sample(log, None)
