@@ -87,7 +87,9 @@ def archive(
 
 
 def _say_what_changed(store: str, url: str | None, before: Remembered) -> bool:
-    """Return whether `url` is a copy, not the archive that the store remembers."""
+    """Print what the run changed in the store's settings. Return whether `url` is an additional copy, not the store's
+    archive.
+    """
     now = remembered(StoreDirectory.at(store).root)
     if url is not None and not is_same_place(url, now.url):
         if now.url:  # otherwise nothing was archived yet

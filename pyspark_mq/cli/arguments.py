@@ -27,7 +27,7 @@ from store.upkeep.store_directory import StoreDirectory
 
 def topics(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     store = ctx.params.get("store")
-    with suppress(StoreError, OSError):  # the line is still being typed, so report no errors
+    with suppress(StoreError, OSError):  # no errors while the user types the line
         return _beginning_with(incomplete, Topics(Path(store)).queue_counts() if store else ())
     return []
 
@@ -75,7 +75,7 @@ def _bad_parameter() -> Iterator[None]:
 
 
 def _has_only_archive(place: str) -> bool:
-    """Return whether a place is a remote URL, or a directory with an archive and no store."""
+    """Return whether a place is a URL of another file system, or a directory with an archive and no store."""
     local = local_path(place)
     if local is None:
         return True
@@ -148,7 +148,7 @@ def _with_account(cluster: ClusterAddress) -> ClusterAddress:
 
 
 def filter_of(tags: str | None, sql: str | None) -> MessageFilter:
-    """Raises `UsageError`."""
+    """Return the filter of --tags or --sql. Raises `UsageError`."""
     if tags is not None and sql is not None:
         raise click.UsageError(
             "--tags and --sql exclude each other. Give one of them; --sql can ask for tags, too: \"TAGS = 'paid' AND "
@@ -156,7 +156,7 @@ def filter_of(tags: str | None, sql: str | None) -> MessageFilter:
         )
     try:
         return message_filter(tags) if sql is None else message_filter(sql, "SQL92")
-    except FilterError as error:  # an SQL error has two more lines, which point to the column
+    except FilterError as error:  # only the first line: an SQL error has two more, which point to the column
         raise click.UsageError(f"{'--tags' if sql is None else '--sql'}: {str(error).splitlines()[0]}") from error
 
 

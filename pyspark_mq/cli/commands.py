@@ -21,7 +21,7 @@ INTERRUPTED = 128 + signal.SIGINT
 
 
 class Interrupted(click.ClickException):
-    """The message says what the command had done by then."""
+    """Raised after Ctrl-C. The message says what the command had done by then."""
 
     exit_code = INTERRUPTED
 
@@ -67,7 +67,7 @@ def one_line() -> Iterator[None]:
     except OSError as error:
         try:
             sys.stdout.flush()
-        except OSError:  # or else Python flushes again at exit and prints a traceback
+        except OSError:  # otherwise Python flushes again at exit, and prints a traceback
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if error.errno == errno.EPIPE:  # the program that reads our output has closed the pipe
             raise click.exceptions.Exit(0) from error
@@ -81,7 +81,9 @@ def show_warning(message: Warning | str, *_where: object, **_to: object) -> None
 
 
 def write_whole() -> None:
-    """Buffer standard output, so that a write is complete or fails. With PYTHONUNBUFFERED a short write is silent."""
+    """Buffer standard output, so that a write is complete or fails. With PYTHONUNBUFFERED, a partial write raises no
+    error.
+    """
     out = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")  # sys.stdout is None if it is closed
     sys.stdout = out
     if isinstance(out.buffer, io.RawIOBase):
@@ -91,7 +93,7 @@ def write_whole() -> None:
 
 @contextmanager
 def interruptible(done: Callable[[], str]) -> Iterator[None]:
-    """`done` returns what the command had done when Ctrl-C ended it."""
+    """Turn Ctrl-C in the block into `Interrupted`. done: returns what the command has done so far."""
     try:
         yield
     except KeyboardInterrupt as interrupt:
@@ -99,14 +101,14 @@ def interruptible(done: Callable[[], str]) -> Iterator[None]:
 
 
 def sleep_until_interrupted() -> NoReturn:
-    """Sleep in short steps, since a signal that another thread receives does not end a long sleep."""
+    """Sleep until Ctrl-C, in short steps, because a signal that another thread receives does not end a sleep."""
     while True:
         time.sleep(1.0)
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Defer Ctrl-C to the end of a short block. Main thread only."""
+    """Defer Ctrl-C to the end of the block, which must be short. Only for the main thread."""
     came = False
 
     def note(*_: object) -> None:

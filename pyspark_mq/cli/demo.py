@@ -62,9 +62,10 @@ def demo(store: str | None, rate: int) -> None:
 
 
 def run_demo(directory: str | None, rate: int) -> bool:
-    """Return whether the query's totals equal the totals of the source data. Raises `DemoFailed` or `StoreError`.
+    """Run the demo. Return whether the query's totals equal the totals of the data set. Raises `DemoFailed`,
+    `StoreError`.
 
-    directory: of the store, which is kept; None for a temporary one.
+    directory: of the store, which then stays; None for a temporary store.
     """
     require_java()
     flights = load_flights()
@@ -92,7 +93,7 @@ def told_in_one_line() -> Iterator[None]:
         yield
     except PySparkException as error:
         raise failed_in_spark(str(error)) from error
-    except Py4JJavaError as error:  # PySpark has no exception for this kind of error
+    except Py4JJavaError as error:  # an error of Java for which PySpark has no exception
         raise failed_in_spark(error.java_exception.toString()) from error
 
 
@@ -106,7 +107,9 @@ def failed_in_spark(error: str) -> DemoFailed:
 
 
 def append_flights(path: str, rate: int, reading: Event) -> None:
-    """Wait after `ROWS_PER_APPEND` flights until the query is `reading`, because Spark's first batch takes seconds."""
+    """Append all flights, `rate` a second. After the first append, wait until the query is `reading`, because Spark's
+    first batch takes seconds.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
     messages = as_messages(load_flights())
     try:
@@ -125,7 +128,7 @@ def append_flights(path: str, rate: int, reading: Event) -> None:
 def quiet_spark(scratch: str) -> Iterator[SparkSession]:
     """Start a Spark session that logs only errors, to `scratch`/spark.log.
 
-    The JVM's standard error goes to that file, too, since a log configuration does not silence all of it.
+    The JVM's standard error goes to this file, too, because a log configuration does not silence all of it.
     """
     warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
     from pyspark.sql import SparkSession
@@ -160,7 +163,7 @@ def quiet_spark(scratch: str) -> Iterator[SparkSession]:
 
 @contextlib.contextmanager
 def standard_error_to(log: Path) -> Iterator[None]:
-    """Redirect the standard error of processes started in the block, for their whole life."""
+    """Redirect the standard error of processes that are started in the block, also after the block."""
     sys.stderr.flush()
     before = os.dup(2)
     try:
@@ -196,7 +199,9 @@ def start_query(spark: SparkSession, path: str, checkpoint: str) -> StreamingQue
 
 
 def stream_while_appending(query: StreamingQuery, path: str, total: int, rate: int) -> int:
-    """Return the number of messages that the query had read before the last one was appended."""
+    """Append the flights in another process until the query has read all. Return how many messages it had read when the
+    last was appended.
+    """
     processes = multiprocessing.get_context("spawn")
     reading = processes.Event()
     appender = processes.Process(target=append_flights, args=(path, rate, reading), daemon=True)
@@ -231,7 +236,7 @@ def progress_bar(total: int, name: str, position: int) -> tqdm[None]:
 
 
 def messages_read(query: StreamingQuery) -> int:
-    """Return the messages read in finished batches. The query starts at offset 0."""
+    """Return the number of messages read in finished batches, which is the sum of the next offsets."""
     progress = query.lastProgress
     if progress is None or not progress.sources[0].endOffset:
         return 0
@@ -246,7 +251,7 @@ def check_running(appender: BaseProcess, progressed: float) -> None:
 
 
 def report(streamed: pa.Table, expected: pa.Table, read_early: int) -> bool:
-    """Return whether the totals equal the expected ones."""
+    """Print the totals by carrier. Return whether they equal the expected totals."""
     print("carrier  flights   landed  arrival delay, minutes   mean")
     for carrier, flights, landed, delay in zip(*(column.to_pylist() for column in streamed.columns), strict=True):
         print(f"{carrier:7} {flights:8,} {landed:8,} {delay:23,} {delay / landed:6.1f}")

@@ -17,7 +17,7 @@ from pyspark_mq.requirements import require_java, require_own_store, require_pys
 
 _TIMEOUT_SECONDS = 60.0
 _OLDEST_PYTHON = (3, 11)
-# Spark finds sources in the same way. It misses editable installs by import hook.
+# Spark finds sources in this way, which misses packages that an import hook provides (some editable installs).
 _FIND_SOURCE = """
 import pkgutil, sys
 found = any(module.name == "pyspark_mq" for module in pkgutil.iter_modules())
@@ -35,7 +35,7 @@ _INSTALL = (
 
 
 class Check(NamedTuple):
-    """remedy: what to do; empty if the check passed."""
+    """The result of a check. what: its subject. remedy: what to do; "" if the check passed."""
 
     what: str
     found: str
@@ -43,7 +43,7 @@ class Check(NamedTuple):
 
 
 def checks(directory: str | None) -> Iterator[Check]:
-    """directory: a store to check, too."""
+    """Run the checks. directory: of a store to check, too."""
     yield _python()
     yield _own_packages()
     yield _java()

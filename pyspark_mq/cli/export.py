@@ -19,7 +19,7 @@ from store import COLUMNS
 from store.disk.atomic import sync_directory
 from store.model.log_protocol import Bounds, QueueRange, ReadSpec, Unreadable
 
-ROW_GROUP_BYTES = 64 << 20  # readers of Parquet prefer large row groups
+ROW_GROUP_BYTES = 64 << 20  # large, because each row group costs a reader of Parquet some time
 STANDARD_OUTPUT = "-"
 Batches = Iterable[pa.RecordBatch]
 EXPORTED = (*tuple(COLUMNS)[:10], "flag")
@@ -59,7 +59,7 @@ WRITERS: dict[str, Callable[[Batches, BinaryIO, pa.Schema], None]] = {
 
 
 class ExportedBatches:
-    """rows: the number of rows so far."""
+    """Iterates over the batches of an export once, with a progress bar. rows: the number of rows so far."""
 
     def __init__(self, batches: Batches, total: int | None) -> None:
         self.rows = 0
@@ -174,7 +174,9 @@ def export(
 
 
 def part(has: Bounds, start: int, stop: int) -> tuple[int, int]:
-    """A scan reports deleted messages before the queue's begin."""
+    """Return the offsets [begin, end) to export of a queue. They end with the queue. A begin before the queue's stays,
+    so that the scan reports the deleted messages.
+    """
     begin = min(start, has.max_offset)
     return begin, max(min(stop, has.max_offset), begin)
 
@@ -206,7 +208,9 @@ def _name(begun: Path, target: Path) -> None:
 
 @contextmanager
 def file(output: str | None, target: Path, *, force: bool) -> Iterator[BinaryIO]:
-    """A file is written under a temporary name, synced, and then renamed. force: replace an existing file."""
+    """Open the output. A file is written under a temporary name, synced, and then renamed. force: replace an existing
+    file.
+    """
     if output == STANDARD_OUTPUT:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()

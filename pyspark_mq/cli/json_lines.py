@@ -1,11 +1,11 @@
-"""Messages as lines of JSON, for `tail --json` and `send --json`. Sending printed lines gives equal messages.
+"""Messages as lines of JSON, for `tail --json` and `send --json`. If printed lines are sent, the messages are equal.
 
     {"queueId": 0, "queueOffset": 17, "msgId": "7F00...", "tags": "paid", "keys": "o-17", "body": "text",
      "bornTimestamp": "2013-01-31T06:00:00.123+00:00", "storeTimestamp": ..., "flag": 0, "shardingKey": null,
      "properties": {"region": "eu"}}
 
 A body that is not UTF-8 is in `bodyBase64`. If a body does not decompress, `bodyError` has the reason. `properties` has
-the properties without a field of their own.
+the properties that have no field of their own.
 """
 
 import base64
@@ -53,7 +53,7 @@ _SENT: dict[str, pa.DataType] = {
 
 
 class Printed(NamedTuple):
-    """columns: the names from `store.COLUMNS` that `line` needs."""
+    """A format of printed messages. columns: the names from `store.COLUMNS` that `line` needs."""
 
     columns: tuple[str, ...]
     line: Callable[[Row], bytes]
@@ -94,7 +94,7 @@ def printed_as(as_json: bool) -> Printed:
 
 
 def json_object(line: bytes) -> dict[str, Any]:
-    """Raises `ValueError`."""
+    """Parse a line with a JSON object. Raises `ValueError`."""
     try:
         found = json.loads(line)
     except RecursionError as error:
@@ -107,7 +107,7 @@ def json_object(line: bytes) -> dict[str, Any]:
 
 
 def message(line: bytes) -> Row:
-    """Parse a line, without the fields that the store assigns. Raises `ValueError`."""
+    """Parse a line to the columns of a message to send. Ignores fields that the store assigns. Raises `ValueError`."""
     given = json_object(line)
     row = {name: value for name, value in given.items() if name in _SENT and value is not None}
     for name in given.keys() - _SENT.keys() - _GIVEN_BY_STORE - {_BODY, _BODY_BASE64}:
@@ -134,8 +134,8 @@ def message(line: bytes) -> Row:
 
 
 def message_table(rows: list[Row]) -> pa.Table:
-    """Return rows of `message` as a table for `append_table`, without columns that no row has."""
-    otherwise = {"flag": 0, "bornTimestamp": datetime.now(UTC)}  # these columns take no nulls
+    """Return rows of `message` as a table for `append_table`. A column that no row has is left out."""
+    otherwise = {"flag": 0, "bornTimestamp": datetime.now(UTC)}  # these columns may have no nulls
     columns = {_BODY: blobs([row[_BODY] for row in rows])}
     for name, kind in _SENT.items():
         if any(name in row for row in rows):

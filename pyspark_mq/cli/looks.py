@@ -1,4 +1,4 @@
-"""Opens a store or a cluster for the commands that look at it again and again."""
+"""Opens a store or a cluster for the commands that read its numbers periodically."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from store.cluster.address import ClusterAddress
 
 @contextmanager
 def looks_at(place: str) -> Iterator[Callable[[Look | None], Look]]:
-    """Open a store or a cluster. Yield a function that returns the present look; its argument is the look before."""
+    """Open a store or a cluster. Yield a function that returns the current look. Its argument is the previous look, or
+    None.
+    """
     address = log_at(place)
     if isinstance(address, ClusterAddress):
         with address.open() as log:

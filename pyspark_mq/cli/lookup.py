@@ -98,10 +98,10 @@ def query(
 def by_id(store: MessageStore, topic: str, msg_id: str) -> list[StoredMessage]:
     """Return the messages with this id. Raises `UnknownTopic` if another topic has it, and as `MessageStore.record_at`.
 
-    The index has the ids that producers assign. Other ids contain the offset in the log.
+    The index has the ids that producers assign. Any other id contains the record's offset in the log.
     """
     most, having = 0, list[StoredMessage]()
-    while len(having) == most:  # newer messages may have this id as a key, as replies do
+    while len(having) == most:  # search again if newer messages have the id as a key, as replies do
         most = 2 * most + 1
         having = store.query(topic, msg_id, most)
         if found := [each for each in having if each.msg_id == msg_id]:
@@ -113,7 +113,9 @@ def by_id(store: MessageStore, topic: str, msg_id: str) -> list[StoredMessage]:
 
 
 def row(message: StoredMessage) -> Row:
-    """A body that does not decompress is None."""
+    """Return a message as a row for printing. A body that does not decompress is None, with the reason in
+    `bodyError`.
+    """
     properties, error = message.properties, None
     if message.sys_flag & SYS_COMPRESSED:
         properties = {name: value for name, value in properties.items() if name != PROPERTY_BODY_ERROR}
@@ -135,7 +137,7 @@ def row(message: StoredMessage) -> Row:
 
 
 def instant(milliseconds: int) -> datetime | None:
-    """Return None outside of the years 1 to 9999, as a scan does."""
+    """Return ms since 1970 as a time; None outside of the years 1 to 9999, as in a scan."""
     try:
         return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=milliseconds)
     except OverflowError:

@@ -21,10 +21,10 @@ from store.remoting.serving import LISTEN
 from store.remoting.serving import serve as serving_of
 from store.upkeep.store_directory import StoreDirectory
 
-_SWITCH_SECONDS = 0.0005  # seconds after which a computing thread yields the interpreter to the event loop
+_SWITCH_SECONDS = 0.0005  # after which a computing thread yields the interpreter to the event loop
 _STACK_BYTES = 2 << 20
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # of mallopt(3)
-_MAPPED_BYTES, _ARENAS = 256 << 10, 2  # larger blocks are unmapped when they are freed
+_MAPPED_BYTES, _ARENAS = 256 << 10, 2  # mapped blocks go back to the system when they are freed
 FILE = click.Path(exists=True, dir_okay=False)
 
 
@@ -80,7 +80,7 @@ def serve(
 
 
 def _tune_process() -> None:
-    """Limit the effect of slow or large requests on other requests."""
+    """Tune this process so that slow or large requests delay other requests less."""
     sys.setswitchinterval(_SWITCH_SECONDS)
     threading.stack_size(_STACK_BYTES)
     with suppress(OSError, AttributeError):  # the C library is not glibc
@@ -90,7 +90,9 @@ def _tune_process() -> None:
 
 
 def _configuration(store: str, listen: str, path: str | None) -> StoreConfig:
-    """Message ids contain the listening address, and admin tools connect to it."""
+    """Return the store's configuration with the listening address, which message ids contain, and admin tools connect
+    to.
+    """
     directory = StoreDirectory.at(store)
     directory.create()
     config = directory.configuration(None if path is None else StoreConfig.load(path, BROKER_SETTINGS))

@@ -15,7 +15,7 @@ from store.model.log_protocol import Unreadable
 
 
 class Printer:
-    """printed: the number printed so far."""
+    """Prints messages up to `count`. printed: the number of messages printed so far."""
 
     def __init__(self, out: BinaryIO, kind: Printed, count: int | None) -> None:
         self.printed = 0
@@ -34,7 +34,7 @@ class Printer:
 
     @property
     def is_done(self) -> bool:
-        """Whether `count` messages are printed, or the output pipe is closed."""
+        """Return whether `count` messages are printed, or the output pipe is closed."""
         return self._left() == 0 or _is_broken(self._out)
 
     def _left(self) -> int | None:
@@ -42,7 +42,9 @@ class Printer:
 
 
 def _is_broken(out: BinaryIO) -> bool:
-    """Poll a pipe for its reader, because the next write may be far away."""
+    """Return whether the reader of a pipe has closed it. Without this, only the next write would fail, which may be
+    much later.
+    """
     poll = select.poll()
     poll.register(out.fileno(), 0)
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-# All but line ends and tabs. The last ranges change the text direction, or are surrogates for other bytes than UTF-8.
+# All except line ends and tabs. The last ranges change the text direction, or stand for bytes that are not UTF-8.
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\udc80-\udcff]")
 _IN_A_LINE = {"\n": "^J", "\t": "^I"}
 
@@ -36,7 +36,9 @@ def visible_body(body: bytes) -> bytes:
 
 
 def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
-    """Commands print everything but bodies with this."""
+    """Print a line with control characters escaped. Commands print all their output with this, except message
+    bodies.
+    """
     click.echo(visible(str(text)), err=err, nl=nl)
 
 
@@ -46,7 +48,7 @@ class VisibleFormatter(logging.Formatter):
 
 
 def must_confirm(question: str, yes: bool) -> None:
-    """Without a terminal, do not ask."""
+    """Ask the user, and abort the command at "no". Does not ask with `yes`, or without a terminal."""
     if not yes and at_a_terminal():
         click.confirm(visible(question), abort=True, err=True)
 
@@ -56,7 +58,7 @@ def at_a_terminal() -> bool:
 
 
 def aligned(rows: list[Cells], left: int = 1) -> str:
-    """left: the number of columns that are aligned to the left."""
+    """Return rows as lines with aligned columns. left: the number of columns that are aligned to the left."""
     shown = [tuple(map(cell, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     return "\n".join(

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 class TopicLine(NamedTuple):
-    """rate: messages per second. byte_rate: record bytes per second. Both are None at first."""
+    """The numbers of a topic. size: bytes of its records. rate: messages per second. byte_rate: record bytes per
+    second. Rates are None in the first look.
+    """
 
     topic: str
     queues: int
@@ -62,7 +64,7 @@ def top(store: str, interval: float, looks: int | None, *, show_all: bool) -> No
 
 
 def lags_by_topic(now: Look) -> Counter[tuple[str, str]]:
-    """By group and topic."""
+    """Return the number of unread messages, by group and topic."""
     behind: Counter[tuple[str, str]] = Counter()
     for each in now.groups.values():
         behind[each.group, each.queue.topic] += each.messages
@@ -70,7 +72,7 @@ def lags_by_topic(now: Look) -> Counter[tuple[str, str]]:
 
 
 def topic_lines(before: Look | None, now: Look) -> list[TopicLine]:
-    """The busiest topic is first."""
+    """Return the numbers of each topic, the busiest topic first."""
     lines = []
     for topic in dict.fromkeys(queue.topic for queue in now.queues):
         queues = [each for each in now.queues.values() if each.topic == topic]
@@ -87,7 +89,7 @@ def topic_lines(before: Look | None, now: Look) -> list[TopicLine]:
 
 
 def _size(queues: list[Extent]) -> int | None:
-    """Return the bytes of all queues, None if one of them is unknown."""
+    """Return the bytes of all queues; None if those of any queue are unknown."""
     sizes = [each.size for each in queues if each.size is not None]
     return sum(sizes) if len(sizes) == len(queues) else None
 
@@ -127,7 +129,7 @@ def _right(name: str) -> Column:
 
 
 def _read_rate(before: Look | None, now: Look, group: str, topic: str) -> float | None:
-    """Return the rate of appends plus the decrease of the lag per second."""
+    """Return how many messages a group reads per second: the rate of appends plus the decrease of the lag."""
     earlier = Counter[tuple[str, str]]() if before is None else lags_by_topic(before)
     if before is None or (group, topic) not in earlier:
         return None
