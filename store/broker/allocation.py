@@ -41,6 +41,7 @@ Claims = Mapping[Queue, float]  # by the last request, `time.monotonic()`, which
 
 
 def held(claims: Claims, now: float) -> set[Queue]:
+    """Return the queues whose claims have not expired."""
     return {queue for queue, asked in claims.items() if now - asked <= LOCK_SECONDS}
 
 

@@ -67,7 +67,7 @@ class MemberEntry:
 
     @staticmethod
     def of_json(text: bytes) -> MemberEntry:
-        """Parse what `to_json` wrote. Raises `ValueError` for any other text."""
+        """Parse the result of `to_json`. Raises `ValueError` for any other text."""
         found = decode(text, _Written)
         claims = {Queue(topic, queue_id): asked for topic, queue_id, asked in found.claims}
         asks, slots = (tuple(starmap(Queue, each)) for each in (found.asks, found.slots))
@@ -75,6 +75,8 @@ class MemberEntry:
 
 
 class _Written(Struct):
+    """The JSON of a member's file."""
+
     id: str
     subscriptions: dict[str, Subscription]
     model: MessageModel

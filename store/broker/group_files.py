@@ -81,7 +81,7 @@ class GroupOffsets:
     def persist(self, queues: Set[Queue], before: Callable[[], None]) -> None:
         """Write the commits in these queues that are ahead of the files.
 
-        before: called before a file changes, when the commits are already collected.
+        before: called after the commits are collected, and before a file changes.
         """
         with self._threads:
             news = {queue: offset for queue, offset in self._done.items() if self._persisted.get(queue) != offset}
@@ -206,7 +206,7 @@ _logger = logging.getLogger("store")
 
 
 class GroupFiles:
-    """Raises `InvalidGroup`."""
+    """The files of one consumer group. The constructor raises `InvalidGroup`."""
 
     def __init__(self, root: Path, name: str, timeout: float) -> None:
         """timeout: seconds to wait for the lock."""

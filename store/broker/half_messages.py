@@ -1,7 +1,7 @@
 """`HalfMessages`: the open half messages of a store.
 
-A half message is ended by an op message, which has its queue offset. A broker commits an offset in both queues; all
-messages before it are ended, too.
+An op message ends half messages: its body lists their queue offsets. A broker also commits an offset in each of the two
+queues. All half messages before the committed offset are ended, and op messages before it are no longer needed.
 """
 
 from __future__ import annotations
@@ -50,27 +50,31 @@ _logger = logging.getLogger("store")
 
 
 class Half(NamedTuple):
+    """An appended half message. physical_offset: commit log offset (bytes) of its record."""
+
     transaction_id: str
     queue_offset: int
     physical_offset: int
 
 
 class HalfMessages:
-    """Not thread-safe."""
+    """Knows which half messages are open. Not thread-safe."""
 
     def __init__(self, store: MessageStore) -> None:
         """Create the topics if they are missing. Raises `ReadOnlyStore`."""
         self._store = store
         for topic in (HALF_TOPIC, OP_TOPIC):
             created(store, topic)
-        self._ops_seen = self._done(OP_TOPIC)  # first, so that half messages of earlier ones are before `_begin`
-        self._begin = self._done(HALF_TOPIC)  # all before it are ended
+        self._ops_seen = self._done(
+            OP_TOPIC
+        )  # read first, so that op messages before it end only half messages before `_begin`
+        self._begin = self._done(HALF_TOPIC)  # queue offset; all half messages before it are ended
         self._ended: set[int] = set()  # queue offsets of half messages, from `_begin` on
-        self._last_half: dict[int, int] = {}  # of each op message: the last half message that it ends
+        self._last_half: dict[int, int] = {}  # by queue offset of an op message: the last half message that it ends
         self._logged: set[int] = set()  # queue offsets of unreadable half messages
 
     def look(self) -> None:
-        """Read the new op messages."""
+        """Read the op messages that arrived since the last call."""
         for at, op in self._messages(OP_TOPIC, self._ops_seen):
             if isinstance(op, StoreError):
                 raise op  # its half messages are unknown
@@ -110,7 +114,7 @@ class HalfMessages:
 
     def forget(self) -> None:
         self.look()
-        # The committed offsets may be lost or older; never step back.
+        # The file with the committed offsets may be lost or stale, so never step back.
         self._go_on(max(self._begin, self._done(HALF_TOPIC)), self._done(OP_TOPIC))
 
     def _open_half_messages(self) -> Iterator[tuple[int, StoredMessage | StoreError]]:
@@ -146,7 +150,7 @@ class HalfMessages:
 
 
 def _verified(message: StoredMessage) -> StoredMessage | StoreError:
-    """Return the message, or an error if its properties are damaged: most messages have no checksum."""
+    """Return the message, or an error if its properties are damaged. Most messages have no checksum of properties."""
     said = message.properties
     if PROPERTY_PRODUCER_GROUP in said and said.get(PROPERTY_TRANSACTION_ID, message.msg_id) == message.msg_id:
         return message

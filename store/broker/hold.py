@@ -30,12 +30,12 @@ from store.read.arrivals import Arrival
 
 CHECK_SECONDS = 5.0
 _NEVER = float("inf")
-# Pauses after vain wake-ups, doubled each time: a busy stream of other messages must not keep a core busy, and a
-# message right after another must not wait.
+# First and longest pause after a wake-up without a match, doubled each time. So a stream of other messages does not
+# keep a core busy, and a message right after another one hardly waits.
 _REST_SECONDS = (0.00005, 0.001)
 _BYTES_A_QUEUE = 1 << 10  # reading this much log costs about as much as checking a queue
 
-# The request is woken, and its reader gets the error. Any other error ends the service.
+# Errors that wake a request, so that its reader gets them. Any other error ends the service.
 _READER_ERRORS = (UnknownTopic, OffsetOutOfRange, CorruptStore, StoreUnavailable)
 
 QueueName = tuple[str, int]  # topic, queue id
@@ -166,7 +166,7 @@ class PullRequestHoldService(Opened):
         self._thread: threading.Thread | None = None
         self._watch: Watch | None = None
         self._next_expiry = _NEVER
-        self._seen = 0  # confirm offset
+        self._seen = 0  # confirm offset at the last look
         self._polled = False
         self._rest_seconds = 0.0
 

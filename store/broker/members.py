@@ -43,7 +43,7 @@ from store.format.layout import CLIENTS_DIR, CONSUMERS_DIR, SERVED_FILE
 from store.model.errors import CorruptStore, system_errors
 from store.model.log_protocol import Positions, Queue
 
-_LOOK_SECONDS = 0.5  # the kernel closes a killed process's files before it releases their locks
+_LOOK_SECONDS = 0.5  # a watch may wake before the kernel has released the locks of a killed process, so look again
 _LOCK_BYTE = 0
 _TRIES = 100  # to read an entry during a write
 

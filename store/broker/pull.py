@@ -31,6 +31,8 @@ def response_code(status: GetStatus, offset: int) -> ResponseCode:
 
 
 class PullRequest(NamedTuple):
+    """A request for up to `max_messages` messages of a queue, from queue offset `offset` on."""
+
     group: str
     topic: str
     queue_id: int

@@ -111,7 +111,9 @@ def _copies(store: MessageStore, messages: Sequence[StoredMessage]) -> RecordCop
 
 
 def _has(store: MessageStore, message: StoredMessage) -> bool:
-    """Return whether the store has this message. In an archive, its offset may be that of another message here."""
+    """Return whether the store has this message. The offset of an archived message may be that of another
+    message here.
+    """
     try:
         record = store.record_at(message.physical_offset)
         found = decode_record(record, f"commit log offset {message.physical_offset}", check_crc=False)

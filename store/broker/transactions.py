@@ -70,7 +70,7 @@ Result = TypeVar("Result")
 
 
 class Outcome(Enum):
-    """LocalTransactionState."""
+    """The outcome of a transaction, RocketMQ's LocalTransactionState."""
 
     COMMIT = "commit"
     ROLL_BACK = "roll back"
@@ -97,7 +97,7 @@ class Transactions:
         """Whether this is a signal handler that interrupted another method."""
         return is_owned(self._turn) or self._store.is_inside
 
-    # --- the producer's verbs ----------------------------------------------------------------------------
+    # --- for the producer --------------------------------------------------------------------------------
 
     def prepare(self, messages: Sequence[Message], fields: Mapping[str, npt.ArrayLike] | None = None) -> list[Half]:
         """Append half messages atomically. Readers see them after a commit. fields: see `Append.add_messages`.
@@ -164,7 +164,7 @@ class Transactions:
             for half, waits in zip(halves, is_open, strict=True)
         ]
 
-    # --- those left open ---------------------------------------------------------------------------------
+    # --- open half messages ------------------------------------------------------------------------------
 
     def open(self, immunity: float = IMMUNITY_SECONDS) -> list[tuple[Half, StoredMessage]]:
         """Return the group's half messages that are older than `immunity` seconds, as they would be committed.
@@ -248,7 +248,7 @@ class EndingAppend:
     """An append that ends half messages: commits some, and moves others to wait again."""
 
     def __init__(self, store: MessageStore, halves: HalfMessages) -> None:
-        """halves: used only by `publish`, under the lock of its owner."""
+        """halves: only `publish` uses it, and its caller must hold the lock that protects it."""
         self._store = store
         self._halves = halves
         self._append = store.begin()
@@ -349,8 +349,8 @@ def as_committed(store: MessageStore, half: Half, message: StoredMessage) -> byt
 
 
 def _known_by(message: StoredMessage) -> _KnownBy:
-    """Return the parts that identify a half message. A check keeps them. The id alone is not enough: a producer may use
-    it twice.
+    """Return the parts that identify a half message, also after a check has moved it. The id alone is not enough,
+    because a producer may use it twice.
     """
     return message.msg_id, message.properties.get(PROPERTY_PRODUCER_GROUP), message.born_timestamp, message.body_crc
 

@@ -205,6 +205,8 @@ class DirectoryLog:
 
 
 class DirectoryWriter(DirectoryLog):
+    """A store's directory as a `LogWriter`, which closes its store."""
+
     def create_topic(self, topic: str, queues: int) -> int:
         return self._store.create_topic(topic, queues)
 

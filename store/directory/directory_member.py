@@ -30,7 +30,8 @@ _logger = logging.getLogger("store")
 class _Sight(NamedTuple):
     """What a member sees of its group; `wait` ends when it changes.
 
-    resets: their number. others: for each other member, the queues that it owns and those that it requests.
+    resets: the number of the group's resets. others: for each other member, the queues that it owns and those that it
+    requests.
     """
 
     resets: int
@@ -234,7 +235,7 @@ class _WriterOnDemand:
             threading.Thread(target=self._try_to_open, name="mq-open", daemon=True).start()
 
     def _try_to_open(self) -> None:
-        if self._threads.acquire(blocking=False):  # else another thread opens the store
+        if self._threads.acquire(blocking=False):  # otherwise another thread is opening the store
             try:
                 self.open()
             except (StoreError, OSError) as error:  # retried when the locks are renewed
