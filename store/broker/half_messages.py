@@ -65,9 +65,8 @@ class HalfMessages:
         self._store = store
         for topic in (HALF_TOPIC, OP_TOPIC):
             created(store, topic)
-        self._ops_seen = self._done(
-            OP_TOPIC
-        )  # read first, so that op messages before it end only half messages before `_begin`
+        # Read first, so that op messages before it end only half messages before `_begin`.
+        self._ops_seen = self._done(OP_TOPIC)
         self._begin = self._done(HALF_TOPIC)  # queue offset; all half messages before it are ended
         self._ended: set[int] = set()  # queue offsets of half messages, from `_begin` on
         self._last_half: dict[int, int] = {}  # by queue offset of an op message: the last half message that it ends

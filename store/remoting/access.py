@@ -66,13 +66,15 @@ class Account:
 
 
 class Access:
+    """The accounts of a server, and the addresses that need none."""
+
     def __init__(self, white: tuple[str, ...], accounts: Mapping[str, Account]) -> None:
         self._white = white
         self._accounts = accounts
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Access:
-        """Raises `ConfigError`."""
+        """Read a `plain_acl.yml`. Raises `ConfigError`."""
         import yaml  # not needed without accounts
 
         try:

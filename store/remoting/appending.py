@@ -23,6 +23,8 @@ Fields = Mapping[str, npt.ArrayLike]
 
 
 class _Waiting(NamedTuple):
+    """Messages that wait for an append, with the future of their places."""
+
     messages: Sequence[Message]
     fields: Fields
     new_queues: int
@@ -30,8 +32,8 @@ class _Waiting(NamedTuple):
 
 
 class Appending:
-    """Runs appends in a thread, one after the other. A refused message does not affect the other messages of an
-    append.
+    """Runs appends in a thread, one after the other. Messages that arrive during an append share the next one. If a
+    message is refused, the other messages of its append are appended.
     """
 
     def __init__(self, store: MessageStore) -> None:

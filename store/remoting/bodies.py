@@ -29,6 +29,8 @@ Name = Annotated[str, Meta(min_length=1, max_length=1024)]
 
 
 class MessageQueue(Struct, rename="camel"):
+    """A queue, in RocketMQ's JSON."""
+
     broker_name: str
     queue_id: Int
     topic: str
@@ -62,17 +64,21 @@ class ConsumerData(Struct, rename="camel"):
 
 
 class ProducerData(Struct, rename="camel"):
+    """A group for which a client produces."""
+
     group_name: Name
 
 
 class Heartbeat(Struct):
+    """The body of HEART_BEAT: the groups for which a client produces and consumes."""
+
     client_id: Name = field(name="clientID")
     producers: list[ProducerData] | None = field(default=None, name="producerDataSet")
     consumers: list[ConsumerData] | None = field(default=None, name="consumerDataSet")
 
     @staticmethod
     def of(body: Bytes) -> Heartbeat:
-        """Raises `BadFrame`."""
+        """Parse a body. Raises `BadFrame`."""
         return _parsed(body, Heartbeat, MAX_BEAT_BYTES)
 
 
@@ -89,7 +95,7 @@ class LockRequest(Struct):
 
     @staticmethod
     def of(body: Bytes) -> LockRequest:
-        """Raises `BadFrame`."""
+        """Parse a body. Raises `BadFrame`."""
         return _parsed(body, LockRequest, MAX_LOCKS_BYTES)
 
 

@@ -133,6 +133,8 @@ def _retrieve(task: asyncio.Task[Command]) -> None:
 
 
 class _Peer:
+    """The connection to one address, with the requests that wait for an answer."""
+
     def __init__(self, address: str, tls: ssl.SSLContext | None, on_request: Callable[[Command], None]) -> None:
         self._address = address
         self._on_request = on_request
@@ -155,7 +157,7 @@ class _Peer:
             self._waiting.pop(command.opaque, None)
 
     async def connected(self) -> Connection:
-        """Raises `Unreachable`."""
+        """Return the connection, or connect if there is none. Raises `Unreachable`."""
         async with self._connecting:
             if self._connection is None or self._connection.is_over:
                 host, port = host_and_port(self._address)
@@ -222,7 +224,7 @@ class Pipe:
             raise not_connected(address, error, "is a broker running there?", tls=tls is not None) from error
 
     def send(self, commands: Iterable[Command]) -> None:
-        """Raises `Unreachable`."""
+        """Send requests. Raises `Unreachable`."""
         try:
             self._socket.sendall(b"".join(map(encode, commands)))
         except OSError as error:

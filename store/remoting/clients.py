@@ -63,7 +63,7 @@ class Beat:
 
     @staticmethod
     def of(command: Command, connection: Connection) -> Beat:
-        """Raises `BadFrame`."""
+        """Parse the request HEART_BEAT. Raises `BadFrame`."""
         said = Heartbeat.of(command.body)
         id, by = said.client_id, (command.language, command.version)
         consumers = {
@@ -103,7 +103,7 @@ class Clients:
             return dict(sorted(self._producers.get(group, {}).items()))
 
     def producer_groups(self) -> list[str]:
-        """Sorted."""
+        """Return the groups with a producer, sorted."""
         with self._lock:
             return sorted(self._producers)
 

@@ -4,7 +4,8 @@
         topic: str                               # required
         accept_standard_json_only: bool = False
 
-A field is `acceptStandardJsonOnly` on the wire. Types are str, `Long` and bool, optional fields also None.
+On the wire, the second field is named `acceptStandardJsonOnly`. Types are str, `Long` and bool; optional fields may be
+None. The docstring of a header names the requests that have it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from store.model.errors import RequestRefused
 
 
 class Header(msgspec.Struct, frozen=True, rename="camel"):
+    """Base of all headers."""
+
     @classmethod
     def of(cls, texts: Mapping[str, str]) -> Self:
         """Parse the fields of a command. Unknown fields are ignored. Raises `RequestRefused`."""

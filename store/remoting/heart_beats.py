@@ -33,6 +33,8 @@ _logger = logging.getLogger("store.remoting")
 
 
 class HeartBeats:
+    """Handles the requests by which clients join and leave groups."""
+
     def __init__(self, broker: ServedBroker, group_locks: GroupLocks) -> None:
         self._broker = broker
         self._store = broker.store
@@ -50,7 +52,7 @@ class HeartBeats:
         }
 
     def lost(self, connection: Connection) -> None:
-        """May block."""
+        """Remove the clients of a closed connection, and notify their groups. May block."""
         for group in self.clients.remove_connection(connection):
             self._notify(group)
 

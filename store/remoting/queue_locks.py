@@ -15,8 +15,8 @@ from store.remoting.bodies import LockRequest
 from store.remoting.connection import Connection
 from store.remoting.request import Handler, Request, Response, of_json
 
-_MAX_CLIENTS = 4096  # that lock on one connection
-_MAX_LOCKS = 1 << 18  # of all clients; 200 bytes each
+_MAX_CLIENTS = 4096  # most clients that lock on one connection
+_MAX_LOCKS = 1 << 18  # most locks of all clients; each takes 200 bytes
 
 
 class _ClientClaims(NamedTuple):

@@ -33,13 +33,15 @@ from store.remoting.headers import Header
 
 
 class Request(NamedTuple):
+    """A request, with the connection on which it came."""
+
     command: Command
     connection: Connection
 
 
 @dataclass(slots=True)
 class Response:
-    """body: in pieces."""
+    """The response to a request. body: its pieces, to be concatenated."""
 
     code: int = ResponseCode.SUCCESS
     remark: str | None = None

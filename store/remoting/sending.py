@@ -58,7 +58,7 @@ _SENDS: Mapping[int, type[SendMessage]] = {
     RequestCode.SEND_MESSAGE_V2: SendMessageV2,
     RequestCode.SEND_BATCH_MESSAGE: SendMessageV2,
 }
-_BATCH_SLACK = 64 << 10  # by which a batch's records may exceed maxMessageSize
+_BATCH_SLACK = 64 << 10  # bytes by which a batch's records may exceed maxMessageSize
 _ID_BYTES = 40  # for a message's id and its share of other fields, in the answer to a batch
 _NOWHERE = bytes(IPV4_BYTES)
 _REGION = "DefaultRegion"
@@ -66,6 +66,8 @@ _logger = logging.getLogger("store.remoting")
 
 
 class ServedSends:
+    """Handles the messages that producers send."""
+
     def __init__(
         self, broker: ServedBroker, appending: Appending, transactions: ServedTransactions, locks: Locks
     ) -> None:
@@ -214,8 +216,8 @@ def _common(header: SendMessage) -> bytes:
 def _parts(body: bytes, header: SendMessage, max_bytes: int) -> list[Batched]:
     """Return the messages of a batch, each with the request's properties added.
 
-    This is checked before a message is copied: all records have at most `max_bytes` together, as in RocketMQ's broker,
-    and the ids fit into the answer. Raises `BadFrame`, `MessageRefused`.
+    Before copying a message, it checks that all records have at most `max_bytes` together, as RocketMQ's broker does,
+    and that their ids fit into the answer. Raises `BadFrame`, `MessageRefused`.
     """
     check_body_size(len(body), max_bytes)
     common = _common(header)

@@ -56,6 +56,8 @@ BROKER_SETTINGS = {field.name: type(field.default) for field in fields(BrokerCon
 
 @dataclass(frozen=True)
 class ServedBroker:
+    """What the handlers of one server share."""
+
     store: MessageStore
     config: BrokerConfig
     clients: Clients

@@ -32,7 +32,7 @@ class ServedFilters:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a finalizer may run inside
+        self._lock = threading.RLock()  # re-entrant, because a finalizer may run while it is held
         self._recent: OrderedDict[_Key, MessageFilter] = OrderedDict()
         self._characters = 0
 

@@ -45,6 +45,8 @@ _MAX_SETTINGS_BYTES, _MAX_NESTED = 64 << 10, 500
 
 
 class ServedGroups:
+    """Handles requests for the settings, offsets and resets of groups."""
+
     def __init__(self, broker: ServedBroker, group_locks: GroupLocks) -> None:
         self._store = broker.store
         self._broker = broker.name
@@ -174,6 +176,8 @@ class ServedGroups:
 
 
 class GroupStats:
+    """Handles requests for the progress and the members of groups."""
+
     def __init__(self, broker: ServedBroker) -> None:
         self._store = broker.store
         self._broker = broker.name

@@ -19,8 +19,8 @@ from store.model.errors import OffsetOutOfRange, StoreBusy, StoreError
 from store.model.log_protocol import Queue
 
 PERSIST_SECONDS = 5.0  # flushConsumerOffsetInterval
-_MAX_MADE_UP = 4096  # groups with offsets but no settings
-_MAX_NEW = 1 << 18  # unwritten commits; 300 bytes each
+_MAX_MADE_UP = 4096  # most groups with offsets but without settings, because a client can make up names
+_MAX_NEW = 1 << 18  # most unwritten commits; each takes 300 bytes
 _logger = logging.getLogger("store.remoting")
 
 

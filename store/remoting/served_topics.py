@@ -32,6 +32,8 @@ _MOST_FOUND = 64  # maxMsgsNumBatch
 
 
 class ServedTopics:
+    """Handles requests for topics, for offsets of queues, and for single messages."""
+
     def __init__(self, broker: ServedBroker) -> None:
         self._store = broker.store
         self._broker = broker.name

@@ -54,7 +54,7 @@ class ServedTransactions:
     def check(self) -> None:
         """Ask the connected producers about their open half messages. Call it regularly.
 
-        The requests of clients are handled between two groups.
+        Requests of clients that arrive during a check are handled between two groups.
         """
         with suppress(RuntimeError):  # the thread has ended
             for group in self._thread.submit(self._asked).result():

@@ -17,7 +17,7 @@ from store.remoting.connection import Connection
 
 Result = TypeVar("Result")
 _QUICK_SECONDS = 0.001  # most that the event loop takes for a request
-_MOST_REST, _MOST_REST_SECONDS = 3, 0.5  # longest sleep of a worker: a multiple of its computing time, and seconds
+_MOST_REST, _MOST_REST_SECONDS = 3, 0.5  # limits of a worker's sleep: a multiple of its computing time, and seconds
 
 
 def settle(waiting: Future[Result], work: Callable[[], Result]) -> None:
@@ -44,6 +44,8 @@ def without_frames(error: StoreError) -> StoreError:
 
 
 class LoopThread:
+    """A thread that runs an event loop."""
+
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -82,6 +84,8 @@ LEAVE_SECONDS = 5.0  # in which waiting requests may still begin
 
 
 class _Work(NamedTuple):
+    """Work for a worker. answered: the future of its result. after_others: see `WorkerPool.begin`."""
+
     answered: Future[Any]
     work: Callable[[], Any]
     after_others: bool

@@ -49,7 +49,7 @@ class ArchiveReads:
     """Threads that read from the archive for clients. Thread-safe. Connections are served in turn."""
 
     def __init__(self, seconds: float = _SECONDS) -> None:
-        """seconds: a request without an answer after this time is refused."""
+        """seconds: how long a request may wait for its answer before it is refused."""
         self._seconds = seconds
         self._workers = WorkerPool(_THREADS, "mq-archive")
         self._lock = threading.Lock()
@@ -170,7 +170,7 @@ class TieredStore:
     # --- in reader threads ---------------------------------------------------------------------------------
 
     def bounds(self, queue: Queue) -> Bounds:
-        """Raises `UnknownTopic`, `UnknownQueue`."""
+        """Return the bounds of a queue, including its archived messages. Raises `UnknownTopic`, `UnknownQueue`."""
         own = Bounds(*self._store.offsets(queue.topic, queue.queue_id))
         log = self._log() if own.min_offset else None
         return own if log is None else Bounds(min(own.min_offset, log.first(queue, own)), own.max_offset)
