@@ -19,7 +19,7 @@ def test_connect_runs_batches_views_and_streams(filled: Filled, tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("pyspark.sql.connect.session\n")
     assert "path 'data/mq' is relative, and /" in done.stdout
-    assert "path 'dbfs:/data/mq': a store is opened as a directory" in done.stdout
+    assert "path 'dbfs:/data/mq': a store is opened as a local directory" in done.stdout
     put = {(body, tag) for _, _, offset, body in filled.rows if offset % 2 == 0 for tag in (None, "again", "streamed")}
     scan = filled.store.scan("paid", 0, *filled.store.offsets("paid", 0), columns=("body", "tags"))
     found = Counter((row["body"], row["tags"]) for batch in scan for row in batch.to_pylist())
