@@ -97,7 +97,7 @@ def bounds_of(log: Log, topic: str, queue: int | None = None) -> dict[Queue, Bou
     numbers = {each.queue_id for each in topics[topic]}
     if queue is not None and queue not in numbers:
         raise UnknownQueue(f"Topic {topic!r} has queues 0 to {max(numbers)}, not {queue}")
-    _must_be_there(queues, bounds)
+    _require_queues(queues, bounds)
     return bounds
 
 
@@ -110,12 +110,12 @@ def offsets_at(log: Log, bounds: Mapping[Queue, Bounds], place: Place) -> Positi
         return dict.fromkeys(bounds, place)
     if isinstance(place, PointInTime):
         found = log.offsets_by_time(bounds, place.milliseconds, Boundary.LOWER)
-        _must_be_there(bounds, found)
+        _require_queues(bounds, found)
         return found
     return {queue: each.max_offset if place == "latest" else each.min_offset for queue, each in bounds.items()}
 
 
-def _must_be_there(queues: Iterable[Queue], there: Container[Queue]) -> None:
+def _require_queues(queues: Iterable[Queue], there: Container[Queue]) -> None:
     if gone := ", ".join(str(queue) for queue in queues if queue not in there):
         raise UnknownQueue(
             f"{gone} became unavailable during this command: the queue was deleted, or its broker stopped. Run the "

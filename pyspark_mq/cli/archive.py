@@ -75,7 +75,7 @@ def archive(
             if not watch:
                 raise
             echo(f"Warning: {error}", err=True)
-        is_copy = _say_what_changed(store, url, before)
+        is_copy = _report_changes(store, url, before)
         while watch:
             time.sleep(_WATCH_SECONDS)
             try:
@@ -86,7 +86,7 @@ def archive(
                 echo(f"Warning: {error}. Trying again in {_WATCH_SECONDS:g} seconds", err=True)
 
 
-def _say_what_changed(store: str, url: str | None, before: Remembered) -> bool:
+def _report_changes(store: str, url: str | None, before: Remembered) -> bool:
     """Print what the run changed in the store's settings. Return whether `url` is an additional copy, not the store's
     archive.
     """

@@ -76,7 +76,7 @@ def run_demo(directory: str | None, rate: int) -> bool:
                 raise DemoFailed(f'{path}: topic "{TOPIC}" already exists there. Name a directory without that topic')
             store.create_topic(TOPIC, queues=QUEUES)
         print(f"The store is {path}. Watch it in a browser: pyspark-mq console {path}\nStarting Spark ...", flush=True)
-        with quiet_spark(scratch) as spark, told_in_one_line():
+        with quiet_spark(scratch) as spark, spark_errors_in_one_line():
             query = start_query(spark, path, os.path.join(scratch, "checkpoint"))
             read_early = stream_while_appending(query, path, flights.num_rows, rate)
             query.stop()
@@ -85,7 +85,7 @@ def run_demo(directory: str | None, rate: int) -> bool:
 
 
 @contextlib.contextmanager
-def told_in_one_line() -> Iterator[None]:
+def spark_errors_in_one_line() -> Iterator[None]:
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 

@@ -11,7 +11,7 @@ from pyspark_mq.offsets.stream_offsets import BatchStart, EpochOffset, StreamOff
 from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.planning.batch_limits import BatchLimits
 from pyspark_mq.planning.query_group import NoGroup, group_of_query
-from pyspark_mq.planning.queues import Queues, any_is_deleted, ends, has_news, replaced_queues
+from pyspark_mq.planning.queues import Queues, ends, has_deleted_queue, has_news, replaced_queues
 from store.model.log_protocol import Bounds, Log, Positions, Queue, QueueRange
 
 
@@ -170,4 +170,4 @@ def _is_outdated(
     """Return whether a queue changed during planning in a way that the fingerprints of `start` do not show."""
     firsts = {queue: begin for queue, begin in batch.begin.items() if queue not in start.next}
     unknown = {queue: end for queue, end in following.items() if queue not in known}
-    return any_is_deleted(log, unknown) or any(map(log.fingerprints, (firsts, unknown)))
+    return has_deleted_queue(log, unknown) or any(map(log.fingerprints, (firsts, unknown)))

@@ -131,7 +131,7 @@ class OrderlyQueues(NoGroup):
     def done(self, positions: Positions, last: Fingerprints) -> None:
         if self._member is None:
             return
-        self._heed_resets()
+        self._note_resets()
         if positions != self._done:
             self._member.commit(positions_in_same_queues(self._log, positions, last))
             self._done = positions
@@ -150,7 +150,7 @@ class OrderlyQueues(NoGroup):
         if member is not None:
             member.leave()
 
-    def _heed_resets(self) -> None:
+    def _note_resets(self) -> None:
         if self._member is not None and (reset := self._member.resets()):
             with self._turn:
                 self._begins |= {

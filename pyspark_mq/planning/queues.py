@@ -182,7 +182,7 @@ def positions_in_same_queues(log: Log, positions: Positions, last: Fingerprints)
     }
 
 
-def any_is_deleted(log: Log, ends: Positions) -> bool:
+def has_deleted_queue(log: Log, ends: Positions) -> bool:
     """Return whether a queue is deleted or ends before its offset in `ends`. Ignores queues of missing brokers."""
     there, missing = log.look(queue for queue, end in ends.items() if end > 0)
     reached = {queue: end for queue, end in ends.items() if end > 0 and queue.broker not in missing}

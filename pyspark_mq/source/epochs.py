@@ -42,7 +42,7 @@ class Epochs:
         number, planner = (before.epoch + 1, before.reader) if isinstance(before, EpochOffset) else (0, None)
         if planner != self._reader_id:
             self._ledger.prepare(self._reader_id)
-        tasks = deal_out(begin.next, self._options.real_time_partitions or self._slots or os.cpu_count() or 1)
+        tasks = distribute_queues(begin.next, self._options.real_time_partitions or self._slots or os.cpu_count() or 1)
         return EpochOffset(number, self._reader_id, tasks, begin.last)
 
     def partitions(self, epoch: EpochOffset, member: str | None) -> list[InputPartition]:
@@ -120,7 +120,7 @@ class Epochs:
             )
 
 
-def deal_out(begin: Positions, tasks: int) -> tuple[Positions, ...]:
+def distribute_queues(begin: Positions, tasks: int) -> tuple[Positions, ...]:
     """Distribute queues over at most `tasks` tasks, round-robin."""
     queues = sorted(begin)
     count = min(tasks, len(queues))

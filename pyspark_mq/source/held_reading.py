@@ -14,7 +14,7 @@ from pyspark_mq.errors import LedgerError, OptionError
 from pyspark_mq.offsets.losses import Case, Loss, loss_before, report_loss
 from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.planning.query_group import group_of, has_locks
-from pyspark_mq.planning.queues import any_is_deleted, replaced_queues
+from pyspark_mq.planning.queues import has_deleted_queue, replaced_queues
 from pyspark_mq.source.ledger import Ledger, TaskName, TaskRecord
 from pyspark_mq.source.reading import RangeReader, RangeTask
 from pyspark_mq.source.worker import freeze_loaded_objects, task_slots
@@ -89,7 +89,7 @@ class HeldReader:
                 record = self._ledger.record(task.name, mine)
             else:
                 reached = task.begin
-            yield from self._up_to(log, reached, record)
+            yield from self._read_to_record(log, reached, record)
 
     def _has_queues(self, task: HeldTask) -> Callable[[], bool]:
         """Return a function that returns whether the query still owns its queues.
@@ -145,7 +145,7 @@ class HeldReader:
         queue, begin = wanted.queue, wanted.start
         is_another = bool(replaced_queues(log, {queue: begin}, last))
         unknown = {} if queue in before else {queue: wanted.end}
-        if wanted.length and not is_another and not any_is_deleted(log, unknown):
+        if wanted.length and not is_another and not has_deleted_queue(log, unknown):
             return False
         loss = loss_before(queue, begin, log.bounds([queue]).get(queue), is_another)
         if loss is not None:
@@ -159,7 +159,7 @@ class HeldReader:
                 self._options.fail_on_data_loss, Loss(QueueRange(queue, reached[queue], reached[queue]), Case.GONE)
             )
 
-    def _up_to(self, log: Log, reached: Positions, record: TaskRecord) -> Iterator[pa.RecordBatch]:
+    def _read_to_record(self, log: Log, reached: Positions, record: TaskRecord) -> Iterator[pa.RecordBatch]:
         """Yield the rest of the recorded ranges, or nothing if this attempt wrote the record."""
         for queue, end in record.next.items():
             if reached[queue] > end:

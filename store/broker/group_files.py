@@ -250,9 +250,9 @@ class GroupFiles:
             self._topics.check_queue(queue.topic, queue.queue_id)
         for offsets in files:
             offsets.commit_positions(self.name, positions)
-        self._leave_note(positions, whose)
+        self._record_reset(positions, whose)
 
-    def _leave_note(self, positions: Positions, whose: str) -> None:
+    def _record_reset(self, positions: Positions, whose: str) -> None:
         """Record a reset for the present members, even if the file of resets was lost or is older."""
         if members := self.roster.present():
             known = [entry.resets for entry in members]

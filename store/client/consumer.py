@@ -19,7 +19,7 @@ from store.client.consuming import (
     check_listener,
     consume,
     consume_service,
-    set_aside,
+    dead_letter_if_unreadable,
 )
 from store.client.log_kinds import address_at
 from store.client.process_queues import ProcessQueues, TakenMessages
@@ -236,7 +236,7 @@ class Consumer(Opened):
             self._opened.close()
 
     def _one_by_one(self, taken: TakenMessages) -> Iterator[ReceivedMessage]:
-        if set_aside(self._service, self._queues, taken, self._group):
+        if dead_letter_if_unreadable(self._service, self._queues, taken, self._group):
             return
         left = len(taken.handful.messages)
         try:

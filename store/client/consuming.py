@@ -241,7 +241,7 @@ def send_back(
         queues.done(taken)
 
 
-def set_aside(service: ConsumeService, queues: ProcessQueues, taken: TakenMessages, group: str) -> bool:
+def dead_letter_if_unreadable(service: ConsumeService, queues: ProcessQueues, taken: TakenMessages, group: str) -> bool:
     """Return whether the body of the taken message is unreadable. If so, make the message a dead letter."""
     messages = taken.handful.messages
     if messages.body_error is None:
@@ -260,7 +260,7 @@ def consume(
     queues: ProcessQueues, service: ConsumeService, listener: Listener, group: str, most: int, figures: Figures
 ) -> None:
     while (taken := queues.take(most)) is not None:
-        if set_aside(service, queues, taken, group):
+        if dead_letter_if_unreadable(service, queues, taken, group):
             continue
         messages, since = taken.handful.messages, taken.handful.since
         outcome = call(listener, messages, group)

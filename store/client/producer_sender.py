@@ -65,9 +65,9 @@ class Sender(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._carry_all()
+            self._append_lots()
         except BaseException as error:  # noqa: BLE001  the futures and `raise_unseen` raise it
-            self._end_by(error)
+            self._fail_remaining(error)
         finally:
             self._buffer.end()
         for opened in (self._memory, self._store if self._owns else None):
@@ -77,10 +77,10 @@ class Sender(threading.Thread):
             except Exception as error:  # noqa: BLE001  `raise_unseen` raises it
                 self._failures.append(Failure(error))
 
-    def _carry_all(self) -> None:
+    def _append_lots(self) -> None:
         while (lots := self._buffer.take()) is not None:
             self._taken = lots
-            self._carry([(lot, 0, len(lot)) for lot in lots])
+            self._append_or_split([(lot, 0, len(lot)) for lot in lots])
             self._taken = ()
             if self._memory is not None and self._fatal is None:
                 try:
@@ -88,7 +88,7 @@ class Sender(threading.Thread):
                 except Exception as error:  # noqa: BLE001  `raise_unseen` raises it
                     self._failed(error)
 
-    def _carry(self, parts: Sequence[_Part]) -> None:
+    def _append_or_split(self, parts: Sequence[_Part]) -> None:
         """Append the parts, and settle their messages. If a message is refused, split the append until that message
         fails alone.
         """
@@ -101,11 +101,11 @@ class Sender(threading.Thread):
             is_refused, count = isinstance(error, _REFUSALS), sum(end - first for _, first, end in parts)
             if (is_refused and count > 1) or (isinstance(error, UnknownTopic) and len(parts) > 1):
                 for half in _halves(parts):
-                    self._carry(half)
+                    self._append_or_split(half)
                 return
             outcomes = [self._failed(error)] * len(parts)
             if not is_refused:
-                self._end_if_named(error)
+                self._close_if_named(error)
         for (lot, _, end), outcome in zip(parts, outcomes, strict=True):
             lot.settle(end, outcome)
             name = SEND_FAILED if isinstance(outcome, Failure) else SENT
@@ -125,14 +125,14 @@ class Sender(threading.Thread):
             self._memory.reach(reached, int(result.physical_offsets[0]))
         return [PlacedRows(result, first, host) for first in firsts]
 
-    def _end_by(self, error: BaseException) -> None:
+    def _fail_remaining(self, error: BaseException) -> None:
         """Settle all remaining messages with an error, so that no future waits forever."""
         failure = self._failed(error)
         for lot in (*self._taken, *self._buffer.abandon()):
             if not lot.is_settled:
                 lot.settle(len(lot), failure)
 
-    def _end_if_named(self, error: Exception) -> None:
+    def _close_if_named(self, error: Exception) -> None:
         """If the producer has a name, refuse all messages after a failed append.
 
         The log records only the highest sequence, so after a later append the failed messages would count as stored.

@@ -187,11 +187,11 @@ class _Checker(threading.Thread):
         members would shorten the interval.
         """
         try:
-            self._check_now_and_then()
+            self._check_periodically()
         finally:
             self._turn.close()
 
-    def _check_now_and_then(self) -> None:
+    def _check_periodically(self) -> None:
         next_check, told = time.monotonic(), ""
         while not self.stopping.is_set():
             try:

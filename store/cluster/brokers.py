@@ -18,11 +18,11 @@ from store.remoting.client import Client
 from store.remoting.command import Command
 from store.remoting.headers import CreateTopic, Header, Offset, Topic, TopicQueue
 
-_FURTHER = {RequestCode.GET_MIN_OFFSET: min, RequestCode.GET_MAX_OFFSET: max}
+_CLAMPS = {RequestCode.GET_MIN_OFFSET: min, RequestCode.GET_MAX_OFFSET: max}
 _NOT_THERE = frozenset({ResponseCode.TOPIC_NOT_EXIST, ResponseCode.QUERY_NOT_FOUND})
 
 
-class CopyAnswers:
+class SlaveAnswers:
     """Corrects the answers of slaves. Thread-safe.
 
     A slave may lag behind its master, or lack messages from before its creation, and does not report either. Its
@@ -38,25 +38,25 @@ class CopyAnswers:
 
         Raises `Unreachable` if a slave lacks the topic or the offset, because only its master can decide.
         """
-        if broker.is_copy and answer.code in _NOT_THERE:
+        if broker.is_slave and answer.code in _NOT_THERE:
             raise Unreachable(
                 f"broker {broker.name} at {broker.readable}, {code.name} of {queue}: it is a copy and does not know of "
                 "it, and its master, which may, does not answer"
             )
-        if code not in _FURTHER or answer.code != ResponseCode.SUCCESS:
+        if code not in _CLAMPS or answer.code != ResponseCode.SUCCESS:
             return answer
         return replace(
-            answer, fields=Offset(self._further(broker, queue, code, Offset.of(answer.fields).offset)).texts()
+            answer, fields=Offset(self._clamped(broker, queue, code, Offset.of(answer.fields).offset)).texts()
         )
 
     def bounds(self, broker: Broker, queue: Queue, there: Bounds) -> Bounds:
         """Correct bounds as `corrected` does."""
-        first = self._further(broker, queue, RequestCode.GET_MIN_OFFSET, there.min_offset)
-        return Bounds(first, self._further(broker, queue, RequestCode.GET_MAX_OFFSET, there.max_offset))
+        first = self._clamped(broker, queue, RequestCode.GET_MIN_OFFSET, there.min_offset)
+        return Bounds(first, self._clamped(broker, queue, RequestCode.GET_MAX_OFFSET, there.max_offset))
 
-    def _further(self, broker: Broker, queue: Queue, code: RequestCode, offset: int) -> int:
-        if broker.is_copy:
-            offset = _FURTHER[code](offset, self._known.get((queue, code), offset))
+    def _clamped(self, broker: Broker, queue: Queue, code: RequestCode, offset: int) -> int:
+        if broker.is_slave:
+            offset = _CLAMPS[code](offset, self._known.get((queue, code), offset))
         self._known[queue, code] = offset
         return offset
 
@@ -94,7 +94,7 @@ class Brokers:
         self._client = Client(REQUEST_SECONDS, address.tls, on_request)
         self.tls = None if address.tls is None else address.tls.context()
         self.routes = RouteTable(address, self._client)
-        self._copies = CopyAnswers()
+        self._slave_answers = SlaveAnswers()
 
     def ask(self, asks: Mapping[_Key, Ask], patience: float | None = None) -> dict[_Key, Command]:
         """Return the answers for the queues that exist. Requests run concurrently.
@@ -130,12 +130,12 @@ class Brokers:
         return self._begin(broker.readable, ask.code, ask.header.texts(), timeout=ask.timeout)
 
     def take(self, answer: Future[Command], broker: Broker, ask: Ask) -> Command | None:
-        """Return an answer as corrected by `CopyAnswers`, None if the topic does not exist.
+        """Return an answer as corrected by `SlaveAnswers`, None if the topic does not exist.
 
         Raises `Unreachable`, `Untrusted`, `RequestRefused`.
         """
         said = answered(answer, broker, ask.code, ask.queue, (*ask.answers, ResponseCode.TOPIC_NOT_EXIST))
-        command = self._copies.corrected(broker, ask.queue, ask.code, said)
+        command = self._slave_answers.corrected(broker, ask.queue, ask.code, said)
         return command if command.code in ask.answers else None
 
     def begin_stats(self, broker: Broker, topic: str, timeout: float) -> Future[Command]:
@@ -147,9 +147,9 @@ class Brokers:
         code = RequestCode.GET_TOPIC_STATS_INFO
         said = answered(answer, broker, code, queues[0].topic, (ResponseCode.SUCCESS, ResponseCode.TOPIC_NOT_EXIST))
         for queue in queues:
-            self._copies.corrected(broker, queue, code, said)
+            self._slave_answers.corrected(broker, queue, code, said)
         there = parse_topic_stats(broker.name, bytes(said.body)) if said.code == ResponseCode.SUCCESS else {}
-        return {queue: self._copies.bounds(broker, queue, there[queue]) for queue in queues if queue in there}
+        return {queue: self._slave_answers.bounds(broker, queue, there[queue]) for queue in queues if queue in there}
 
     def send(
         self,

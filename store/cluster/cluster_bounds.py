@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from store.cluster.address import ANSWER_SECONDS
 from store.cluster.broker_refusals import is_temporary
 from store.cluster.brokers import Brokers
-from store.cluster.held_pulls import Tails
+from store.cluster.held_pulls import EndPulls
 from store.cluster.route_table import Broker
 from store.model.errors import BrokerMissing, RemotingError
 from store.model.log_protocol import Bounds, LogLook, MissingBroker, Queue
@@ -28,12 +28,12 @@ class ClusterBounds:
     is held at a queue's end, the end is known, so the broker is not asked.
     """
 
-    def __init__(self, brokers: Brokers, tails: Tails) -> None:
+    def __init__(self, brokers: Brokers, end_pulls: EndPulls) -> None:
         self._brokers = brokers
-        self._tails = tails
+        self._end_pulls = end_pulls
         self._known: dict[Queue, tuple[float, Bounds]] = {}  # `time.monotonic()` of the request
         self.missing: dict[str, MissingBroker] = {}  # by name, as the last look found
-        self._copies: set[Queue] = set()  # queues whose last bounds came from a slave
+        self._from_slaves: set[Queue] = set()  # queues whose last bounds came from a slave
         self._asked: dict[str, float] = {}  # `time.monotonic()` of the last request to a missing broker
 
     def look(self, queues: Iterable[Queue]) -> LogLook:
@@ -47,18 +47,18 @@ class ClusterBounds:
         for attempt in range(2 * max((len(broker.addresses) for broker in left.values()), default=0) or 1):
             answered, failed = self._ask(left, attempt)
             found |= answered
-            copies = {queue for queue in answered if left[queue].next(attempt).is_copy}
-            self._copies = (self._copies - answered.keys()) | copies
-            self._known |= {queue: (now, bounds) for queue, bounds in answered.items() if queue not in copies}
+            of_slaves = {queue for queue in answered if left[queue].next(attempt).is_slave}
+            self._from_slaves = (self._from_slaves - answered.keys()) | of_slaves
+            self._known |= {queue: (now, bounds) for queue, bounds in answered.items() if queue not in of_slaves}
             left = {queue: broker for queue, broker in left.items() if broker.name in failed and queue not in answered}
             if not left:
                 break
         silent = {name: str(error) for name, error in failed.items()}
         silent |= dict.fromkeys(self._brokers.routes.unlisted(), "no name server lists it") | silent
         for name in {broker.name for broker in where.values()} - silent.keys() - resting:
-            self._is_back(name)
+            self._note_returned(name)
         for name, why in silent.items():
-            self._miss(name, why, now)
+            self._note_missing(name, why, now)
         asked = {broker.name for broker in where.values()} | silent.keys()
         missing = {name: self.missing[name] for name in sorted(asked & self.missing.keys())}
         return LogLook({queue: found[queue] for queue in queues if queue in found}, missing)
@@ -77,14 +77,14 @@ class ClusterBounds:
             time.sleep(_AGAIN_SECONDS)
         return looked.bounds
 
-    def are_of_master(self, queue: Queue) -> bool:
+    def is_from_master(self, queue: Queue) -> bool:
         """Return whether the last bounds of a queue are from its master. A slave may have fewer messages."""
-        return queue not in self._copies
+        return queue not in self._from_slaves
 
     def _unchanged(self, queue: Queue, now: float) -> Bounds | None:
         asked, bounds = self._known.get(queue, (-math.inf, Bounds(0, 0)))
         is_fresh = now - asked < _KNOWN_SECONDS
-        return bounds if is_fresh and self._tails.is_held(queue, bounds.max_offset) else None
+        return bounds if is_fresh and self._end_pulls.is_held(queue, bounds.max_offset) else None
 
     def _ask(self, where: Mapping[Queue, Broker], attempt: int) -> tuple[dict[Queue, Bounds], dict[str, RemotingError]]:
         """Return the bounds, and the temporary errors of the brokers that failed, by broker name. Raises
@@ -114,7 +114,7 @@ class ClusterBounds:
                 failed[broker.name] = error
         return found, failed
 
-    def _miss(self, name: str, why: str, now: float) -> None:
+    def _note_missing(self, name: str, why: str, now: float) -> None:
         self._asked[name] = now
         if name not in self.missing:
             self.missing[name] = MissingBroker(name, time.time(), why)
@@ -124,7 +124,7 @@ class ClusterBounds:
                 self.missing[name],
             )
 
-    def _is_back(self, name: str) -> None:
+    def _note_returned(self, name: str) -> None:
         self._asked.pop(name, None)
         if (was := self.missing.pop(name, None)) is not None:
             seconds = time.time() - was.since

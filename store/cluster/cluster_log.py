@@ -14,7 +14,7 @@ from store.cluster.address import ClusterAddress
 from store.cluster.brokers import Ask, Brokers
 from store.cluster.cluster_bounds import ClusterBounds
 from store.cluster.committed_offsets import commit, committed, resets
-from store.cluster.held_pulls import ClusterHeld, Tails
+from store.cluster.held_pulls import ClusterHeld, EndPulls
 from store.cluster.pulls import PulledRecords, decoded, pull
 from store.cluster.route_table import parse_offsets
 from store.disk.consumer_offsets import check_group_name
@@ -82,8 +82,8 @@ class ClusterLog:
     def __init__(self, address: ClusterAddress) -> None:
         self._address = address
         self._brokers = Brokers(address)
-        self._tails = Tails(self._brokers)
-        self._bounds = ClusterBounds(self._brokers, self._tails)
+        self._end_pulls = EndPulls(self._brokers)
+        self._bounds = ClusterBounds(self._brokers, self._end_pulls)
         self._brought: dict[Queue, PulledRecords] = {}  # records from held pulls, not read yet
 
     def topics(self, wanted: NameFilter | None = None, oldest: float = 0.0) -> Mapping[str, tuple[Queue, ...]]:
@@ -156,7 +156,7 @@ class ClusterLog:
         there = self.bounds([wanted.queue]).get(wanted.queue)
         if there is None:
             raise UnknownTopic(f"{self._address}: no broker has {wanted.queue}")
-        is_whole = self._bounds.are_of_master(wanted.queue)  # otherwise pulls wait for messages that the slave lacks
+        is_whole = self._bounds.is_from_master(wanted.queue)  # otherwise pulls wait for messages that the slave lacks
         if is_whole and wanted.start < there.min_offset and wanted.length:
             raise OffsetLost(
                 f"{self._address}: {wanted.queue}, offsets {wanted.start} to {min(wanted.end, there.min_offset)} are "
@@ -170,7 +170,7 @@ class ClusterLog:
         yield from decoded(pull(self._brokers, wanted), wanted, spec)
 
     def wait(self, seen: Positions, timeout: float) -> None:
-        self._tails.wait(seen, timeout)
+        self._end_pulls.wait(seen, timeout)
 
     def hold(self, begin: Positions, deadline: float, message_filter: MessageFilter, idle: float) -> ClusterHeld:
         """Hold a pull at each position. Brokers do not get the filter, so any new message gives a range."""

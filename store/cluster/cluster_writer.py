@@ -279,10 +279,10 @@ class ClusterAppend:
                 results.append(sending.placed)
                 if messages.delay_levels is None and messages.deliver_at is None:
                     ends |= sending.ends
-        self._until_seen(ends)
+        self._wait_until_visible(ends)
         return AppendResult.concatenate(results)
 
-    def _until_seen(self, ends: Mapping[Queue, int]) -> None:
+    def _wait_until_visible(self, ends: Mapping[Queue, int]) -> None:
         """Wait until readers see the messages, because a broker writes its queues shortly after its log.
 
         Does not wait if the account or the queue is write-only.

@@ -30,7 +30,7 @@ def held_pull(group: str, queue: Queue, position: int, count: int, seconds: floa
     return Ask(queue, RequestCode.PULL_MESSAGE, header, PULLED, seconds + REQUEST_SECONDS)
 
 
-class _Tail(NamedTuple):
+class _EndPull(NamedTuple):
     """A pull held at `position`, the end of a queue. begun: the `time.monotonic()` of its request."""
 
     position: int
@@ -52,7 +52,7 @@ class _Tail(NamedTuple):
         return self.answer.done() and not self.answer.cancelled() and self.answer.exception() is not None
 
 
-class Tails:
+class EndPulls:
     """Held pulls that outlast one `wait`. So an idle query sends a pull to each queue every 15 s, however often it
     calls `wait`.
     """
@@ -60,15 +60,15 @@ class Tails:
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
         self._lock = threading.Lock()
-        self._tails: dict[Queue, _Tail] = {}
+        self._end_pulls: dict[Queue, _EndPull] = {}
 
     def wait(self, seen: Positions, timeout: float) -> None:
         """Wait up to `timeout` seconds until a queue's end differs from `seen`. May return earlier."""
         where = self._brokers.routes.readable(seen)
         with self._lock:
-            tails = [self._tail(queue, broker, seen[queue]) for queue, broker in where.items()]
-        answers = [tail.answer for tail in tails if not tail.has_failed]
-        if len(answers) < len(tails):
+            end_pulls = [self._end_pull(queue, broker, seen[queue]) for queue, broker in where.items()]
+        answers = [end_pull.answer for end_pull in end_pulls if not end_pull.has_failed]
+        if len(answers) < len(end_pulls):
             timeout = min(timeout, _AGAIN_SECONDS)
         if answers:
             wait(answers, timeout, FIRST_COMPLETED)
@@ -78,23 +78,25 @@ class Tails:
     def is_held(self, queue: Queue, position: int) -> bool:
         """Return whether a pull is held at `position`, where no message has arrived. Repeats a pull that has ended."""
         with self._lock:
-            tail = self._tails.get(queue)
-            if tail is None or tail.position != position or not tail.is_quiet:
+            end_pull = self._end_pulls.get(queue)
+            if end_pull is None or end_pull.position != position or not end_pull.is_quiet:
                 return False
-            self._tail(queue, tail.broker, position)
+            self._end_pull(queue, end_pull.broker, position)
             return True
 
-    def _tail(self, queue: Queue, broker: Broker, position: int) -> _Tail:
-        tail = self._tails.get(queue)
-        if tail is not None and tail.position == position:
-            is_resting = tail.has_failed and time.monotonic() - tail.begun < _AGAIN_SECONDS
-            if is_resting or not tail.answer.done():
-                return tail
-        if tail is not None:
-            tail.answer.cancel()
+    def _end_pull(self, queue: Queue, broker: Broker, position: int) -> _EndPull:
+        end_pull = self._end_pulls.get(queue)
+        if end_pull is not None and end_pull.position == position:
+            is_resting = end_pull.has_failed and time.monotonic() - end_pull.begun < _AGAIN_SECONDS
+            if is_resting or not end_pull.answer.done():
+                return end_pull
+        if end_pull is not None:
+            end_pull.answer.cancel()
         asked = held_pull(self._brokers.address.consumer_group, queue, position, 1, HOLD_SECONDS)
-        tail = self._tails[queue] = _Tail(position, broker, self._brokers.begin(broker, asked), time.monotonic())
-        return tail
+        end_pull = self._end_pulls[queue] = _EndPull(
+            position, broker, self._brokers.begin(broker, asked), time.monotonic()
+        )
+        return end_pull
 
 
 _logger = logging.getLogger("store")
@@ -110,7 +112,7 @@ class _Pull(NamedTuple):
     failing: float | None = None
 
 
-def _nothing(pull: _Pull) -> QueueRange:
+def _empty_range(pull: _Pull) -> QueueRange:
     """Return an empty range for a queue that no broker has. Its reader then raises the error, and other queues are not
     affected.
     """
@@ -166,7 +168,7 @@ class ClusterHeld:
         quiet = time.monotonic() + self._idle
         while self._under_way or self._is_retried() or self._without_broker:
             if self._without_broker:
-                return _nothing(self._without_broker.pop())
+                return _empty_range(self._without_broker.pop())
             try:
                 answered = self._woken.get(timeout=max(0.0, self._next_look(quiet) - time.monotonic()))
             except Empty:
@@ -228,7 +230,7 @@ class ClusterHeld:
         self._failing.discard(pull.queue)
         self._heard = time.monotonic()
         if command is None:  # the topic was deleted
-            return _nothing(pull)
+            return _empty_range(pull)
         if command.code == ResponseCode.PULL_NOT_FOUND:
             if time.monotonic() < self._deadline:
                 self._begin(_Pull(pull.queue, pull.position))
@@ -238,7 +240,7 @@ class ClusterHeld:
             # An admin tool has reset the group, or the topic was recreated.
             there = min(max(header.min_offset, header.next_begin_offset), header.max_offset)
             return QueueRange(pull.queue, there, there)
-        if broker.is_copy and not header.min_offset <= pull.position <= header.max_offset:
+        if broker.is_slave and not header.min_offset <= pull.position <= header.max_offset:
             # The slave may lag. Only its master knows whether the queue was reset or recreated.
             if time.monotonic() < self._deadline:
                 self._failed.append((time.monotonic() + _AGAIN_SECONDS, _Pull(pull.queue, pull.position)))

@@ -13,7 +13,7 @@ from store.broker.entries import MemberEntry
 from store.cluster.address import ANSWER_SECONDS, ClusterAddress
 from store.cluster.brokers import Brokers, answered
 from store.cluster.committed_offsets import MemberOffsets, warn_or_raise
-from store.cluster.presence import Presence, answered_in_time
+from store.cluster.presence import Presence, answered_or_unreachable
 from store.cluster.route_table import parse_locked, parse_reset
 from store.disk.opened import Opened
 from store.format.stored_message import StoredMessage
@@ -56,7 +56,7 @@ class ClusterMember(Opened):
             self._brokers.close()
             raise
         self._locks = _BrokerLocks(self._brokers, self._presence, group, self.id) if entry.orderly else None
-        self._seen = self._sight
+        self._seen = self._group_view
 
     def members(self) -> list[str]:
         self.must_be_open()
@@ -69,8 +69,8 @@ class ClusterMember(Opened):
             if self._notified.is_set() or time.monotonic() >= self._presence.listed_at + _LOOK_SECONDS:
                 self._notified.clear()
                 self._presence.look()
-            if self._sight != self._seen:
-                self._seen = self._sight
+            if self._group_view != self._seen:
+                self._seen = self._group_view
                 return True
             left = deadline - time.monotonic()
             if left <= 0:
@@ -78,7 +78,7 @@ class ClusterMember(Opened):
             self._notified.wait(min(left, _LOOK_SECONDS))
 
     @property
-    def _sight(self) -> tuple[list[str], int]:
+    def _group_view(self) -> tuple[list[str], int]:
         return self._presence.members, self._offsets.resets
 
     def _notify(self, command: Command) -> None:
@@ -251,7 +251,7 @@ class _BrokerLocks:
         answers, unanswered, failed = [], set[Queue](), []
         for broker, of_broker, answer in asked:
             try:
-                answers.append((broker.name, bytes(answered_in_time(answer, broker, code).body)))
+                answers.append((broker.name, bytes(answered_or_unreachable(answer, broker, code).body)))
             except Unreachable as error:
                 unanswered.update(of_broker)
                 failed.append(error)

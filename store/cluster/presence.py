@@ -94,7 +94,7 @@ class Presence:
         sent = [(broker, self._brokers.send(broker, code, header, body, ANSWER_SECONDS)) for broker in masters]
         for broker, answer in sent:
             try:
-                answered_in_time(answer, broker, code)
+                answered_or_unreachable(answer, broker, code)
             except RemotingError as error:
                 yield error
 
@@ -104,7 +104,7 @@ class Presence:
             code = RequestCode.GET_CONSUMER_LIST_BY_GROUP
             answer = self._brokers.send(broker, code, ConsumerGroup(self._group), timeout=ANSWER_SECONDS)
             try:
-                body = answered_in_time(answer, broker, code).body
+                body = answered_or_unreachable(answer, broker, code).body
             except RequestRefused:  # the broker knows no member
                 return []
             except Unreachable:
@@ -113,7 +113,7 @@ class Presence:
         return None
 
 
-def answered_in_time(answer: Future[Command], broker: Broker, code: RequestCode) -> Command:
+def answered_or_unreachable(answer: Future[Command], broker: Broker, code: RequestCode) -> Command:
     """Return an answer as `answered`. Return a broker's answer as `answered` does, but raise `Unreachable` for a
     temporary refusal, too.
     """

@@ -110,7 +110,7 @@ class _Pulls:
             brokers.tls,
         )
         self._address = broker.readable
-        self._is_copy = broker.is_copy
+        self._is_slave = broker.is_slave
         self._who = f"broker {broker.name} at {self._address}"
         self._wanted = wanted
         self._unasked = [wanted]  # a stack: the next range is the last item
@@ -168,7 +168,7 @@ class _Pulls:
         wanted = self._asked.pop(answer.opaque, None)
         if wanted is None:
             raise BadFrame(f"{self._who}: an answer to pull {answer.opaque}, which was not made; is it RocketMQ?")
-        if answer.code == ResponseCode.TOPIC_NOT_EXIST and self._is_copy:
+        if answer.code == ResponseCode.TOPIC_NOT_EXIST and self._is_slave:
             raise Unreachable(
                 f"{self._address}: it is a copy and does not know topic {wanted.queue.topic}, and its master, which "
                 "may, does not answer"
@@ -198,7 +198,7 @@ class _Pulls:
 
     def _missing(self, wanted: QueueRange, header: Pulled) -> OffsetLost | RequestRefused:
         """Return the error for an empty answer in a range that has messages."""
-        if header.min_offset > wanted.start and not self._is_copy:  # only the master knows whether they were deleted
+        if header.min_offset > wanted.start and not self._is_slave:  # only the master knows whether they were deleted
             return OffsetLost(
                 f"{self._who}: {wanted.queue}, offsets {wanted.start} to {header.min_offset} are gone, the oldest left "
                 f"is {header.min_offset}"

@@ -64,7 +64,7 @@ class Broker(NamedTuple):
         return self.addresses[0][1] if self.addresses else ""
 
     @property
-    def is_copy(self) -> bool:
+    def is_slave(self) -> bool:
         return bool(self.addresses) and self.addresses[0][0] != _MASTER
 
     @property

@@ -27,7 +27,7 @@ from store.model.log_protocol import Positions, Queue
 _logger = logging.getLogger("store")
 
 
-class _Sight(NamedTuple):
+class _GroupView(NamedTuple):
     """What a member sees of its group; `wait` ends when it changes.
 
     resets: the number of the group's resets. others: for each other member, the queues that it owns and those that it
@@ -193,10 +193,10 @@ class DirectoryMember:
         _, unseen = self._unseen()
         return {queue: offset for queue, offset in positions.items() if queue not in unseen}
 
-    def _look(self) -> _Sight:
+    def _look(self) -> _GroupView:
         self._member_files.must_be_open()
         resets, _ = self._files.resets.read()
-        return _Sight(resets, {entry.id: (set(entry.claims), set(entry.asks)) for entry in self._other_members()})
+        return _GroupView(resets, {entry.id: (set(entry.claims), set(entry.asks)) for entry in self._other_members()})
 
     def _other_members(self) -> list[MemberEntry]:
         """Return the other members that share the queues. There are none if this member is broadcasting."""

@@ -82,7 +82,7 @@ class Intake:
         if load is not None:
             self._queued -= load.queued
             self._buffered -= load.buffered
-            self._read_on()
+            self._resume_all()
 
     def prove(self, connection: Connection) -> None:
         """Record that a connection sent a correctly signed request."""
@@ -153,9 +153,9 @@ class Intake:
         load.body_bytes -= len(command.body)
         self._queued -= command.frame_bytes
         command.frame_bytes, command.body, command.fields = 0, b"", {}
-        self._read_on()
+        self._resume_all()
 
-    def _read_on(self) -> None:
+    def _resume_all(self) -> None:
         if self._is_full and self._queued < self._limits.memory_bytes // 4:
             self._is_full = False
             for connection in self._loads:

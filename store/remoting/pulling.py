@@ -138,13 +138,13 @@ class Pulling:
         commit_offset = header.commit_offset if header.sys_flag & _COMMIT else 0
         self._commit(pull, response, commit_offset)
         if _is_before(response):
-            return self._from_before(connection, pull)
+            return self._answer_from_archive(connection, pull)
         if response.code is not ResponseCode.PULL_NOT_FOUND or not header.sys_flag & _SUSPEND:
             return _answer(response)
         if self._count >= _MAX_HELD:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"{_MAX_HELD:,} pulls are held already; try again later")
         seconds = min(header.suspend_timeout_millis / 1000, _MAX_HOLD_SECONDS)
-        return self._until_arrival(connection, pull, seconds)
+        return self._hold_until_arrival(connection, pull, seconds)
 
     def _subscription(self, header: PullMessage) -> tuple[str, str]:
         """Return the filter expression and its type: those of the request, or else those of its group. Raises
@@ -155,7 +155,7 @@ class Pulling:
         found = self._clients.subscription(header.consumer_group, header.topic, header.sub_version)
         return found.expression, found.expression_type
 
-    def _until_arrival(self, connection: Connection, pull: PullRequest, seconds: float) -> Future[Answer]:
+    def _hold_until_arrival(self, connection: Connection, pull: PullRequest, seconds: float) -> Future[Answer]:
         answered: Future[Answer] = Future()
         held_by = self._held.setdefault(connection, {})
 
@@ -170,7 +170,7 @@ class Pulling:
 
         def there() -> Answer:
             response = self._now(pull)
-            return self._from_before(connection, pull) if _is_before(response) else _answer(response)
+            return self._answer_from_archive(connection, pull) if _is_before(response) else _answer(response)
 
         held = self._hold.hold(
             pull.topic,
@@ -186,7 +186,7 @@ class Pulling:
         self._count += 1
         return answered
 
-    def _from_before(self, connection: Connection, pull: PullRequest) -> Future[Response]:
+    def _answer_from_archive(self, connection: Connection, pull: PullRequest) -> Future[Response]:
         answered: Future[Response] = Future()
         asked = self._tiered.pulled(connection, pull)
         asked.add_done_callback(lambda done: self._thread.call(settle, answered, lambda: _answer(done.result())))

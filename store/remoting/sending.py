@@ -276,14 +276,14 @@ def _must_match_request(message: StoredMessage, header: SendBack) -> None:
     """
     must_be_of(message, header.origin_topic)
     own, meant = message.properties.get(PROPERTY_UNIQ_KEY), header.origin_msg_id
-    if own and meant and meant != own and not _is_of_place(meant, header.offset):
+    if own and meant and meant != own and not _is_id_of_offset(meant, header.offset):
         raise RequestRefused(
             ResponseCode.QUERY_NOT_FOUND,
             f"at commit log offset {header.offset} stands message {own}, and not {meant}, which is to be sent back",
         )
 
 
-def _is_of_place(msg_id: str, physical_offset: int) -> bool:
+def _is_id_of_offset(msg_id: str, physical_offset: int) -> bool:
     with suppress(InvalidMessageId):
         return offset_of_id(msg_id) == physical_offset
     return False

@@ -121,7 +121,7 @@ class ServedOffsets:
             and queue.queue_id < self._topics.queue_count(queue.topic)
             and not (offset < (now or 0) and self._has_members(group))
         }
-        dropped = self._beyond_room({group for group, _ in news} - {group for group, _ in written})
+        dropped = self._over_limit({group for group, _ in news} - {group for group, _ in written})
         if dropped:
             _logger.warning(
                 "offsets of %d groups are not kept: %d groups without settings have some; create a group to use it",
@@ -131,7 +131,7 @@ class ServedOffsets:
         if news:
             self._files.set_of_groups(news)
 
-    def _beyond_room(self, new: set[str]) -> set[str]:
+    def _over_limit(self, new: set[str]) -> set[str]:
         """Return the new groups over the limit. There is a limit because a client can make up names."""
         if not new:
             return new

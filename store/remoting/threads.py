@@ -173,7 +173,7 @@ class WorkerPool:
             if done is not None:
                 self._begun -= Counter((done,))  # drops zero counts, too
             while True:
-                connection = next(filter(self._may_go_on, self._waiting), None)
+                connection = next(filter(self._may_begin, self._waiting), None)
                 if connection is not None:
                     waiting = self._waiting.pop(connection)
                     work = waiting.popleft()
@@ -187,7 +187,7 @@ class WorkerPool:
                 self._changed.wait()
                 self._idle -= 1
 
-    def _may_go_on(self, connection: Connection) -> bool:
+    def _may_begin(self, connection: Connection) -> bool:
         if self._waiting[connection][0].after_others and self._begun[connection]:
             return False
         is_served = connection.is_over or not connection.is_stuck_writing

@@ -11,7 +11,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from pyspark_mq.cli import demo
-from pyspark_mq.cli.demo import told_in_one_line
+from pyspark_mq.cli.demo import spark_errors_in_one_line
 from pyspark_mq.errors import DemoFailed, JavaMissing
 from pyspark_mq.flights import as_messages, json_objects, load_flights, totals_by_carrier
 from pyspark_mq.requirements import require_java
@@ -54,12 +54,12 @@ def test_demo_streams_all_flights_while_they_are_appended(tmp_path: Path) -> Non
 
 
 def test_error_of_a_query_is_one_line() -> None:
-    with pytest.raises(DemoFailed, match=r"^Spark failed: No space left\.$"), told_in_one_line():
+    with pytest.raises(DemoFailed, match=r"^Spark failed: No space left\.$"), spark_errors_in_one_line():
         raise StreamingQueryException("No space left.\n=== Streaming Query ===\n...")
     late = "Query terminated.\n=== Streaming Query ===\nPython worker failed to connect back."
     with (
         pytest.raises(DemoFailed, match=r"^Spark failed: Query terminated\. .* Run the demo again$"),
-        told_in_one_line(),
+        spark_errors_in_one_line(),
     ):
         raise StreamingQueryException(late)
 
@@ -67,7 +67,7 @@ def test_error_of_a_query_is_one_line() -> None:
 def test_java_error_is_one_line(spark: SparkSession) -> None:
     with (
         pytest.raises(DemoFailed, match=r"^Spark failed: java.lang.IndexOutOfBoundsException: .*$"),
-        told_in_one_line(),
+        spark_errors_in_one_line(),
     ):
         spark._jvm.java.util.ArrayList().get(3)
 

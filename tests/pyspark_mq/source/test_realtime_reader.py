@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from pyspark_mq.options.source import SourceOptions
-from pyspark_mq.source.epochs import deal_out
+from pyspark_mq.source.epochs import distribute_queues
 from pyspark_mq.source.held_reading import HeldTask
 from pyspark_mq.source.ledger import Ledger, TaskRecord
 from pyspark_mq.source.reading import default_schema
@@ -55,7 +55,7 @@ def test_number_of_tasks_follows_the_slots_unless_set(
 )
 def test_queues_are_dealt_out_evenly(queues: int, tasks: int, sizes: list[int]) -> None:
     begin = {Queue("orders", queue_id): 10 * queue_id for queue_id in range(queues)}
-    packed = deal_out(begin, tasks)
+    packed = distribute_queues(begin, tasks)
     assert [len(part) for part in packed] == sizes
     assert {queue: offset for part in packed for queue, offset in part.items()} == begin
 

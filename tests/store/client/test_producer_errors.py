@@ -155,7 +155,7 @@ def test_flush_and_close_raise_the_error_of_the_thread(store: MessageStore, monk
     assert bodies(store, "u") == []
 
 
-@pytest.mark.parametrize("verb", [(Buffer, "take"), (Sender, "_carry")])
+@pytest.mark.parametrize("verb", [(Buffer, "take"), (Sender, "_append_or_split")])
 def test_futures_raise_the_error_of_the_thread(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch, verb: tuple[type, str]
 ) -> None:

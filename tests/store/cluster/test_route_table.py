@@ -94,10 +94,10 @@ def test_route_without_a_master_is_soon_asked_again(monkeypatch: pytest.MonkeyPa
     queue = Queue("orders", 0, broker="b")
     with closing(Moody()) as names, closing(Brokers(ClusterAddress((names.server.address,)))) as brokers:
         names.addresses = {"1": "127.0.0.1:2"}
-        assert brokers.routes.readable([queue])[queue].is_copy
+        assert brokers.routes.readable([queue])[queue].is_slave
         names.addresses = {"0": "127.0.0.1:1", "1": "127.0.0.1:2"}
         clock.sleep(1.0)
-        assert not brokers.routes.readable([queue])[queue].is_copy
+        assert not brokers.routes.readable([queue])[queue].is_slave
 
 
 def test_last_route_counts_while_no_name_server_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +221,7 @@ def test_route_of_an_old_name_server_is_parsed() -> None:
     assert [str(queue) for queue in route.write] == ["orders/broker-a:0"]
     a = route.read[Queue("orders", 1, broker="broker-a")]
     assert (a.readable, a.writable) == ("10.0.0.1:10911", ["10.0.0.1:10911"])
-    assert [a.next(attempt).is_copy for attempt in range(5)] == [False, False, True, True, False]
+    assert [a.next(attempt).is_slave for attempt in range(5)] == [False, False, True, True, False]
     assert (a.next(2).readable, a.next(2).writable) == ("10.0.0.3:10911", a.writable)
 
 
