@@ -9,7 +9,7 @@ from pyspark_mq.cli.commands import interruptible
 from pyspark_mq.cli.terminal import YES, echo, must_confirm
 from store import Archived, MessageStore, NoArchive, ObjectsUnavailable, QueuesPassedOver, StoreLocked
 from store.archive.archive_log import ArchiveAddress
-from store.archive.of_store import Remembered, is_same_place, remembered
+from store.archive.of_store import ArchiveSettings, is_same_place, remembered
 from store.directory.restoring import restore as restore_store
 from store.upkeep.store_directory import StoreDirectory
 
@@ -86,7 +86,7 @@ def archive(
                 echo(f"Warning: {error}. Trying again in {_WATCH_SECONDS:g} seconds", err=True)
 
 
-def _report_changes(store: str, url: str | None, before: Remembered) -> bool:
+def _report_changes(store: str, url: str | None, before: ArchiveSettings) -> bool:
     """Print what the run changed in the store's settings. Return whether `url` is an additional copy, not the store's
     archive.
     """

@@ -11,7 +11,7 @@ from pyspark_mq.cli.terminal import aligned, echo
 from store import MessageStore
 from store.format.layout import COMMIT_LOG_DIR
 from store.upkeep.findings import Report
-from store.upkeep.retention import Reason
+from store.upkeep.retention import CleanReason
 from store.upkeep.verify import repair
 from store.upkeep.verify import verify as verify_store
 
@@ -40,7 +40,7 @@ def clean(store: str, dry_run: bool, reserved_hours: int | None, force: bool) ->
     ):
         config = opened.config if reserved_hours is None else replace(opened.config, fileReservedTime=reserved_hours)
         step = opened.clean(asked=True, forced=force, dry_run=True, config=config)
-        if step.reason is not Reason.DISK_FULL:  # a full disk keeps the limit: open files free no space yet
+        if step.reason is not CleanReason.DISK_FULL:  # a full disk keeps the limit: open files free no space yet
             config = replace(config, deleteFileBatchMax=max(1, len(os.listdir(opened.path / COMMIT_LOG_DIR))))
         step = opened.clean(asked=True, forced=force, dry_run=dry_run, config=config)
     for path in (*step.log, *step.queues, *step.index):

@@ -17,7 +17,7 @@ from pyspark_mq.console.messages import MessageLine, readable
 from pyspark_mq.console.site import Parameters, Site, redirect
 from pyspark_mq.stats.measures import LogFiles, log_files
 from store import MessageStore, StoreError, message_filter
-from store.archive.of_store import Remembered, remembered
+from store.archive.of_store import ArchiveSettings, remembered
 from store.format.delayed import LEVELS
 from store.format.layout import PROPERTY_TIMER_OUT, SCHEDULE_DELAYS_MS, SCHEDULE_TOPIC, TIMER_TOPIC
 from store.model.log_protocol import Boundary, Log, Queue, QueueRange, ReadSpec
@@ -36,7 +36,7 @@ class StoreHealth:
     files: LogFiles
     retention: Cleaned
     reserved_hours: int
-    archive: Remembered
+    archive: ArchiveSettings
     oldest: int | None  # ms since 1970
 
 

@@ -37,7 +37,7 @@ class Joining:
         self._index = index
         self._queues = queues
 
-    def join(self, lock: StoreLock) -> tuple[PublishedEnd, NotedEnds]:
+    def join(self, lock: StoreLock) -> tuple[PublishedEnd, RecordedEnds]:
         """Join the writers, and recover the directory if necessary. Sets the expected lengths of the queues.
 
         The caller must hold `lock`. Raises `StoreFull`, `ConfigError`, `CorruptStore`, and `StoreLocked` if the
@@ -66,7 +66,7 @@ class Joining:
             step_back(root, self._queues, published.confirm_offset)
             delays_step_back(root, self._log, self._queues, published.confirm_offset)
         self._queues.follow(lambda: published.deletions)
-        return published, NotedEnds(ends, root, self._log, self._index)
+        return published, RecordedEnds(ends, root, self._log, self._index)
 
     def _expect(self, published: PublishedEnd, found: QueueEnds | None, *, alone: bool) -> QueueEnds | None:
         """Set the expected lengths of the queues, and return the recorded ones.
@@ -110,7 +110,7 @@ class Joining:
         return partial(recovery.carry_out, recovery.decide(plan, ends.of if ends is not None else {}))
 
 
-class NotedEnds:
+class RecordedEnds:
     """The recorded lengths of the queues, updated after each flush and written periodically."""
 
     def __init__(self, ends: QueueEnds | None, root: Path, log: CommitLog, index: Index) -> None:

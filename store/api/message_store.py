@@ -72,7 +72,7 @@ class MessageStore(MessageFinder):
                 writable=False,
                 is_message=self._published_end.is_message,
                 is_brokers=partial(_is_brokers, self._published_end),
-                noted_ends=partial(_noted_ends, directory.root, self._published_end),
+                recorded_ends=partial(_recorded_ends, directory.root, self._published_end),
             )
             self._topics = Topics(directory.root, changed=queues.forget)
         else:
@@ -340,7 +340,7 @@ def _is_brokers(end: LogEnd) -> bool:
     return end.by_log
 
 
-def _noted_ends(root: Path, end: LogEnd) -> Ends:
+def _recorded_ends(root: Path, end: LogEnd) -> Ends:
     """Return the recorded ends of the queues.
 
     Return none if a broker has written since, or if a queue lost a file: the queue may have grown after that, with

@@ -164,7 +164,7 @@ class StoreReader(Opened):
         """Return the record sizes (bytes) of messages [start, end), int64, shape (end - start,). Raises as `scan`."""
         self.must_be_open()
         start, end = integer("start", start), integer("end", end)
-        queue = self._published.holding(QueueRange(Queue(topic, queue_id), start, end))
+        queue = self._published.queue_containing(QueueRange(Queue(topic, queue_id), start, end))
         return queue.entries(start, end)["size"].astype(np.int64)
 
     def tags_codes(self, topic: str, queue_id: int, start: int, end: int) -> Int64s:

@@ -33,7 +33,7 @@ from store.disk.topic_table import has_queues
 from store.disk.topics import Topics
 from store.format.delayed import WAITING_TOPICS
 from store.format.message import Message
-from store.format.record_copies import Places, RecordCopies
+from store.format.record_copies import CopyDestinations, RecordCopies
 from store.format.records import EncodedRecord, EncodedRecords, set_field
 from store.model.errors import StoreClosed, StoreError, StoreUnavailable
 from store.upkeep.deletion import Deletion
@@ -292,11 +292,13 @@ class Append:
         self._open_parts()
         return self._records.choose(sendable(messages))
 
-    def add_own(self, messages: Sequence[Message], fields: Mapping[str, npt.ArrayLike] | None = None) -> None:
+    def add_broker_messages(
+        self, messages: Sequence[Message], fields: Mapping[str, npt.ArrayLike] | None = None
+    ) -> None:
         """Add messages to any topics, even a broker's own, with any properties. Each message must have a queue id."""
         self._open_parts().append([_with_fields(fields, self._records.of_own(messages))])
 
-    def add_copies(self, copies: RecordCopies, places: Places) -> None:
+    def add_copies(self, copies: RecordCopies, places: CopyDestinations) -> None:
         """Add copies of stored messages (see `MessageStore.copies`), to any topics and with any properties.
 
         Raises `MessageRefused` if the properties become too large.

@@ -23,7 +23,7 @@ from store.format.hashes import java_hash, java_hash_code
 from store.format.layout import END_FILE_MIN_BLANK_BYTES, MAX_TOPIC_BYTES, PROPERTY_CRC_BYTES, PROPERTY_UNIQ_KEY
 from store.format.message import Message, check_mapping, illegal, whole_number
 from store.format.message_columns import ANY_QUEUE, WAITING_COLUMNS, MessageColumns, as_table, split
-from store.format.record_copies import Places, RecordCopies
+from store.format.record_copies import CopyDestinations, RecordCopies
 from store.format.records import EncodedRecord, EncodedRecords, Encoding, as_columns
 from store.format.stored_message import offset_msg_ids
 from store.model.errors import PutStatus
@@ -108,7 +108,7 @@ class RecordMaker:
             self._delaying()  # not in the iterator, which the caller may run under the lock
         return (self._of_piece(topic, piece) for piece in split(source))
 
-    def of_copies(self, copies: RecordCopies, places: Places) -> Iterator[EncodedRecords]:
+    def of_copies(self, copies: RecordCopies, places: CopyDestinations) -> Iterator[EncodedRecords]:
         """Encode copies of records that the store puts itself, to any topic and with any properties.
 
         Raises `MessageRefused` for properties that become too large.

@@ -280,11 +280,11 @@ class ArchiveLog:
 
     def scan(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
         check_columns(spec.columns)
-        return _scan(self._queues().holding(wanted), wanted, spec)
+        return _scan(self._queues().queue_containing(wanted), wanted, spec)
 
     def checked(self, wanted: QueueRange, max_bytes: int) -> Iterator[CheckedBlock]:
         """Yield the messages of a range as checked raw records, see `scan.checked_blocks`. Raises as `scan`."""
-        it = self._queues().holding(wanted)
+        it = self._queues().queue_containing(wanted)
         if wanted.length > 0:
             with it.ahead(wanted.start, wanted.end) as (log, queue):
                 yield from checked_blocks(log, queue, wanted.start, wanted.end, max_bytes)
@@ -317,7 +317,7 @@ class ArchiveLog:
         """
 
         def first(queues: ArchivedQueues) -> RecordPieces:
-            it = queues.holding(wanted)
+            it = queues.queue_containing(wanted)
             number = queues.catalog.topics[wanted.queue.topic]
             return records_of(it, number, wanted, message_filter, most, max_bytes)
 

@@ -27,7 +27,7 @@ class ArchivedQueues:
             if (it := self.queue(queue)) is not None:
                 yield it
 
-    def holding(self, wanted: QueueRange) -> FlatQueue:
+    def queue_containing(self, wanted: QueueRange) -> FlatQueue:
         """Return the queue of a range that is entirely archived. Raises `UnknownTopic`, `OffsetLost`,
         `OffsetNotYet`.
         """

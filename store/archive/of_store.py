@@ -249,7 +249,7 @@ def queues_of(topics: Topics, names: Iterable[str]) -> list[Queue]:
     return [Queue(name, queue_id) for name in dict.fromkeys(names) for queue_id in range(counts.get(name, 0))]
 
 
-class Remembered(NamedTuple):
+class ArchiveSettings(NamedTuple):
     """The archive that a store's settings name.
 
     url: "" if the store is not archived. topics: if empty, all except system topics.
@@ -263,14 +263,14 @@ class Remembered(NamedTuple):
         return without_secrets(self.url)
 
 
-def remembered(root: Path) -> Remembered:
+def remembered(root: Path) -> ArchiveSettings:
     """Return the archive that a store's settings name. Its URL is empty if there is no store, or no archive in the
     settings.
 
     Raises `ConfigError`.
     """
     own = existing_settings(root / CONF_FILE)
-    return Remembered(str(own.get("archive", "")), _listed(str(own.get("archiveTopics", ""))))
+    return ArchiveSettings(str(own.get("archive", "")), _listed(str(own.get("archiveTopics", ""))))
 
 
 def _listed(names: str) -> tuple[str, ...]:

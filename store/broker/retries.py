@@ -27,7 +27,7 @@ from store.format.layout import (
     PROPERTY_WAIT,
     RETRY_TOPIC_PREFIX,
 )
-from store.format.record_copies import Places, RecordCopies
+from store.format.record_copies import CopyDestinations, RecordCopies
 from store.format.stored_message import StoredMessage, decode_record, host_of, offset_msg_id
 from store.model.errors import CorruptRecord, OffsetLost, OffsetNotYet, UnknownTopic
 from store.model.integers import integer
@@ -124,7 +124,7 @@ def _has(store: MessageStore, message: StoredMessage) -> bool:
     return message.topic in topics and own == its
 
 
-def _places(messages: Sequence[StoredMessage], topic: str, queue_id: int) -> Places:
+def _places(messages: Sequence[StoredMessage], topic: str, queue_id: int) -> CopyDestinations:
     properties = {
         PROPERTY_WAIT: texts(["false"] * len(messages)),
         PROPERTY_RETRY_TOPIC: texts([each.properties.get(PROPERTY_RETRY_TOPIC) or each.topic for each in messages]),
@@ -134,14 +134,14 @@ def _places(messages: Sequence[StoredMessage], topic: str, queue_id: int) -> Pla
     if any(errors):
         properties[PROPERTY_BODY_ERROR] = texts(errors)
     again = np.array([each.reconsume_times + 1 for each in messages], np.int64)
-    return Places(topic, np.full(len(messages), queue_id), properties, {_TIMES: again})
+    return CopyDestinations(topic, np.full(len(messages), queue_id), properties, {_TIMES: again})
 
 
-def _dead(places: Places) -> Places:
+def _dead(places: CopyDestinations) -> CopyDestinations:
     return places._replace(properties={**places.properties, PROPERTY_DELAY: texts(["0"] * len(places.queue_ids))})
 
 
-def _later(places: Places, level: int) -> Places:
+def _later(places: CopyDestinations, level: int) -> CopyDestinations:
     times = places.fields[_TIMES]
     levels = np.full(len(times), level) if level else _LEVEL_OF_FIRST + times - 1
     return waiting_places(places, MessageDelays(np.minimum(levels, LEVELS), np.zeros(len(times), np.int64)))

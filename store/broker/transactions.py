@@ -47,7 +47,7 @@ from store.format.layout import (
     UNDECIDED_TOPIC,
 )
 from store.format.message import Message
-from store.format.record_copies import Places
+from store.format.record_copies import CopyDestinations
 from store.format.stored_message import StoredMessage, decode_record
 from store.model.errors import (
     CorruptRecord,
@@ -113,7 +113,7 @@ class Transactions:
         halves = [_half(self._group, message, queue_id, own) for message, queue_id, own in named]
         if not halves:
             return []
-        append.add_own(halves, fields)
+        append.add_broker_messages(halves, fields)
         placed = append.publish()
         return list(map(Half, ids, placed.queue_offsets.tolist(), placed.physical_offsets.tolist()))
 
@@ -268,7 +268,7 @@ class EndingAppend:
             raise MessageRefused(PutStatus.MESSAGE_ILLEGAL, f"the half message of transaction {wrong} names no queue")
         flags = copies.field("sys_flag") | SYS_TRANSACTION_COMMIT
         fields = {"sys_flag": flags, "prepared_transaction_offset": offsets}
-        self._append.add_copies(copies, Places(topics, queue_ids, fields=fields))
+        self._append.add_copies(copies, CopyDestinations(topics, queue_ids, fields=fields))
         self._needed += zip(topics.to_pylist(), halves, strict=True)
 
     def add_waiting(self, half: Half, message: StoredMessage, max_checks: int) -> None:
@@ -282,7 +282,7 @@ class EndingAppend:
         topic = HALF_TOPIC if waits else created(self._store, UNDECIDED_TOPIC)
         copies = self._store.copies(np.array([half.physical_offset], np.int64))
         counted = {PROPERTY_CHECK_TIMES: texts([str(times + 1)])}
-        self._append.add_copies(copies, Places(topic, np.array([QUEUE]), counted))
+        self._append.add_copies(copies, CopyDestinations(topic, np.array([QUEUE]), counted))
         if waits:
             self._needed.append((message.topic, half))
 
@@ -297,7 +297,9 @@ class EndingAppend:
             raise TransactionEnded(f"{self._store.path}: a transaction is given twice, and ends once; of {ids}")
         if offsets:
             own = {PROPERTY_UNIQ_KEY: uuid4().hex.upper()}
-            self._append.add_own([Message(OP_TOPIC, op_body(offsets), OP_TAG, properties=own, queue_id=QUEUE)])
+            self._append.add_broker_messages(
+                [Message(OP_TOPIC, op_body(offsets), OP_TAG, properties=own, queue_id=QUEUE)]
+            )
         # Under the append lock, so that no half message is ended and no topic recreated concurrently.
         placed = self._append.publish(unless=lambda: not (self._are_open(offsets) and self._topics_exist()))
         if placed is None:
@@ -341,7 +343,7 @@ def _was(store: MessageStore, half: Half) -> _KnownBy | None:
 def as_committed(store: MessageStore, half: Half, message: StoredMessage) -> bytes:
     """Return the record of a half message as it would be committed. Raises `OffsetLost` if retention deleted it."""
     copies = store.copies(np.array([half.physical_offset], np.int64))
-    places = Places(message.topic, np.array([message.queue_id], np.int64))
+    places = CopyDestinations(message.topic, np.array([message.queue_id], np.int64))
     (records,) = copies.records(places, encoding_of(store.config))
     records.stamp(np.array([half.queue_offset]), np.array([half.physical_offset]), message.store_timestamp)
     rest = (part if isinstance(part, bytes) else part[0].as_py() for part in records.rests)

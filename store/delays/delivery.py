@@ -21,7 +21,7 @@ from store.disk.topics import Topics
 from store.format.arrays import arrow, numbers
 from store.format.delayed import WAITING_TOPICS, real_places
 from store.format.layout import MAX_QUEUES, SCHEDULE_DELAYS_MS
-from store.format.record_copies import Places, RecordCopies
+from store.format.record_copies import CopyDestinations, RecordCopies
 from store.format.records import EncodedRecords, Encoding
 from store.model.errors import CorruptRecord, OffsetLost
 from store.model.log_protocol import Int64s
@@ -179,7 +179,7 @@ class Delivery:
         if not len(rows):
             return []
         copies, offsets = copies.take(rows), offsets[rows]
-        places = Places(topics.take(arrow(rows)), queue_ids[rows], fields={FIELD: proof(offsets)})
+        places = CopyDestinations(topics.take(arrow(rows)), queue_ids[rows], fields={FIELD: proof(offsets)})
         made = list(copies.records(places, self._encoding))
         fits = np.concatenate([records.sizes for records in made]) <= self._log.max_record_bytes
         if fits.all():

@@ -78,10 +78,10 @@ class QueueEnd:
             return not self._counts(index, confirm_offset)
 
         end = bisect_left(range(low + step), True, low, low + step - 1, key=is_behind)
-        self._must_end(end, confirm_offset, is_first=is_first)
+        self._must_be_end(end, confirm_offset, is_first=is_first)
         return start, end
 
-    def _must_end(self, end: int, confirm_offset: int, *, is_first: bool) -> None:
+    def _must_be_end(self, end: int, confirm_offset: int, *, is_first: bool) -> None:
         """Raise `CorruptSegment` if an entry after `end` counts, because then the entry at `end` is damaged.
 
         There is no error if the entry at `end` counts by now: a broker has written both. is_first: the queue is unknown

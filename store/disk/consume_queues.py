@@ -32,7 +32,7 @@ class ConsumeQueues:
         *,
         writable: bool,
         is_message: IsMessage | None = None,
-        noted_ends: Callable[[], Ends] = dict,
+        recorded_ends: Callable[[], Ends] = dict,
         is_brokers: Callable[[], bool] = lambda: False,
     ) -> None:
         """noted_ends: returns the recorded ends of queues; called at the first opening, and again after `forget`.
@@ -42,10 +42,10 @@ class ConsumeQueues:
         self.topics = topics = Topics(root)
         self._expected: dict[QueueName, int] = {}
         self._deleted: Mapping[str, int] = {}  # at the time of `expect`
-        self._noted_ends = lru_cache(1)(noted_ends)
+        self._recorded_ends = lru_cache(1)(recorded_ends)
         self._files = OpenFiles(_open_files())
         segments = partial(queue_segments, root, file_size=file_size, writable=writable, files=self._files)
-        expected, noted = self._expected, self._noted_ends  # `open_queue` must not refer to this object
+        expected, noted = self._expected, self._recorded_ends  # `open_queue` must not refer to this object
 
         def open_queue(topic: str, queue_id: int) -> ConsumeQueue:
             name = topic, queue_id
@@ -81,7 +81,7 @@ class ConsumeQueues:
         deleted = self.topics.deletions()
         for name in [name for name in list(self._expected) if deleted.get(name[0]) != self._deleted.get(name[0])]:
             self._expected.pop(name, None)
-        self._noted_ends.cache_clear()
+        self._recorded_ends.cache_clear()
         self._opened.cache_clear()
         self._files.forget_all()
 

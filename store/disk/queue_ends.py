@@ -21,7 +21,7 @@ from store.disk.atomic import read_file, write_file
 from store.disk.commit_log import CommitLog
 from store.disk.consume_queues import QueueName
 from store.disk.index import Index
-from store.disk.queues_in_log import NOTHING, Begin, Ranges, must_begin, ranges_of
+from store.disk.queues_in_log import NOTHING, FirstEntry, Ranges, must_have_first_file, ranges_of
 from store.disk.segments import list_files
 from store.disk.topic_table import TopicTable
 from store.disk.topics import Topics
@@ -180,7 +180,7 @@ class QueueEnds:
         self.index = {name: end for name, end in self.index.items() if end >= first_byte}  # the others expired
         return True
 
-    def agree_with(
+    def match_files(
         self,
         log: CommitLog,
         index: Index,
@@ -231,7 +231,7 @@ class QueueEnds:
     def forget_all_but(self, existing: Sequence[QueueName]) -> bool:
         """Forget queues that a broker deleted, because it restarts them at 0. Return whether there were any.
 
-        Call this only if `agree_with` returned True.
+        Call this only if `match_files` returned True.
         """
         gone = self.of.keys() - set(existing)
         for name in gone:
@@ -319,7 +319,7 @@ def _begin(folders: Mapping[QueueName, str], log: CommitLog, deleted: Mapping[st
                 at, size = struct_of(CQ_ENTRY).unpack(file.read(CQ_ENTRY.itemsize))[:2]
             if not size:  # does not tell which records came before
                 return False
-            begins[name] = Begin(int(first) // CQ_ENTRY.itemsize, at, size)
+            begins[name] = FirstEntry(int(first) // CQ_ENTRY.itemsize, at, size)
     with suppress(CorruptSegment):
-        return must_begin(log, begins, deleted)
+        return must_have_first_file(log, begins, deleted)
     return False

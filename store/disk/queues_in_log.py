@@ -5,7 +5,8 @@ queue and queue offset, and only the recreated topic's records count. A *life* o
 to the next. A life begins where queue offsets decrease. No checksum covers queue offsets, so the queue's own entries
 must confirm it.
 
-`must_begin` tells a lost first file of a queue from an expired one: the log has no records of an expired file.
+`must_have_first_file` tells a lost first file of a queue from an expired file: the log has no records of an expired
+file.
 """
 
 from __future__ import annotations
@@ -184,7 +185,7 @@ class QueuesInLog:
         return (offset, size) if size else (-1, 0)
 
 
-class Begin(NamedTuple):
+class FirstEntry(NamedTuple):
     """The first entry of a queue that counts: its queue offset, and its record's log offset and size."""
 
     offset: int
@@ -192,11 +193,11 @@ class Begin(NamedTuple):
     size: int
 
     @staticmethod
-    def of(queue: ConsumeQueue) -> Begin:
+    def of(queue: ConsumeQueue) -> FirstEntry:
         """Read the first entry of a queue. Raises `OffsetLost` if retention deletes it concurrently."""
         first = queue.first()
         at, size, _ = queue.entries(first, first + 1)[0].item()
-        return Begin(first, at, size)
+        return FirstEntry(first, at, size)
 
 
 def first_remaining(log: CommitLog, queue: ConsumeQueue, offset: int) -> int:
@@ -206,7 +207,7 @@ def first_remaining(log: CommitLog, queue: ConsumeQueue, offset: int) -> int:
     """
     while (first := queue.first()) > offset:
         with suppress(OffsetLost):  # retention deleted the file: try again
-            if must_begin(log, {(queue.topic, queue.queue_id): Begin.of(queue)}):
+            if must_have_first_file(log, {(queue.topic, queue.queue_id): FirstEntry.of(queue)}):
                 return first
             raise CorruptSegment(
                 f"{queue}: no entry before {first}, and the log is damaged before that one's record, so nothing tells "
@@ -226,8 +227,8 @@ def resume_after_lost(log: CommitLog, queue: ConsumeQueue, offset: int, lost: Of
     return first
 
 
-def must_begin(
-    log: CommitLog, begins: Mapping[QueueName, Begin], deleted: Mapping[str, int] = NOTHING, most: int = LONG_MAX
+def must_have_first_file(
+    log: CommitLog, begins: Mapping[QueueName, FirstEntry], deleted: Mapping[str, int] = NOTHING, most: int = LONG_MAX
 ) -> bool:
     """Return whether the log confirms that these queues lost no first file. False if damage in the log leaves it open.
 
@@ -248,11 +249,11 @@ def must_begin(
             return at >= end
 
 
-def _is_blank(begin: Begin) -> bool:
+def _is_blank(begin: FirstEntry) -> bool:
     return begin.size == CQ_PRE_BLANK_SIZE
 
 
-def _must_have_no_older(log: CommitLog, chunk: LogChunk, name: QueueName, begin: Begin, deleted: int) -> None:
+def _must_have_no_older(log: CommitLog, chunk: LogChunk, name: QueueName, begin: FirstEntry, deleted: int) -> None:
     (topic, queue_id), older = name, list[int]()
     if topic in chunk.topic_names:
         offsets = chunk.records.field("queue_offset")

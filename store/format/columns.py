@@ -64,7 +64,7 @@ _COPY = "restore the segment from a copy"
 _EITHER = f"run 'pyspark-mq verify', or {_COPY}"
 
 
-def are_outside(times: Ints) -> Mask:
+def are_out_of_range(times: Ints) -> Mask:
     """Return a mask of the times (ms) that a timestamp cannot have."""
     outside: Mask = (times < FIRST_MS) | (times > LAST_MS)
     return outside
@@ -252,7 +252,7 @@ def _timestamps(block: Block, name: str) -> pa.TimestampArray:
     covers it.
     """
     times = block._records.field(name)
-    outside = are_outside(times)
+    outside = are_out_of_range(times)
     if not outside.any():
         return arrow(times * 1000).view(TIMESTAMP)
     return arrow(np.where(outside, 0, times) * 1000, nulls=outside).view(TIMESTAMP)
@@ -279,7 +279,7 @@ def _offset_msg_ids(block: Block) -> pa.StringArray:
         same_host = hosts[:1] if (hosts == hosts[0]).all() else hosts  # almost always
         return _hex(same_host, offsets)
 
-    return _by_family(block, "store", SYS_STORE_HOST_V6, named)
+    return _by_ip_version(block, "store", SYS_STORE_HOST_V6, named)
 
 
 def _hosts(block: Block, which: str, bit: int) -> pa.StringArray:
@@ -292,10 +292,10 @@ def _hosts(block: Block, which: str, bit: int) -> pa.StringArray:
         names = [host_text(host[:-port].tobytes(), int(host[-port:].view(">i4")[0])) for host in distinct]
         return texts(names).take(arrow(index.ravel()))
 
-    return _by_family(block, which, bit, named)
+    return _by_ip_version(block, which, bit, named)
 
 
-def _by_family(
+def _by_ip_version(
     block: Block, which: str, bit: int, named: Callable[[npt.NDArray[np.uint8], Ints], pa.StringArray]
 ) -> pa.StringArray:
     """Call `named` with ip and port (shape (k, 8 or 20)) of the IPv4 rows, then of the IPv6 rows, and join the

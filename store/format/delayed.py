@@ -26,7 +26,7 @@ from store.format.layout import (
     TIMER_TOPIC,
 )
 from store.format.message import Message, illegal, whole_number
-from store.format.record_copies import Places, RecordCopies
+from store.format.record_copies import CopyDestinations, RecordCopies
 from store.format.record_view import RecordView
 from store.format.records import EncodedRecords, Encoding
 
@@ -82,7 +82,7 @@ def waiting(records: EncodedRecords, waits: MessageDelays, encoding: Encoding) -
     view.measure_topics()
     topics = texts([topic for topic, _ in records.destinations]).take(arrow(records.queues))
     queue_ids = np.array([queue_id for _, queue_id in records.destinations], np.int64)[records.queues]
-    copies, places = RecordCopies.of(view), waiting_places(Places(topics, queue_ids), waits)
+    copies, places = RecordCopies.of(view), waiting_places(CopyDestinations(topics, queue_ids), waits)
     kept = {  # a message that is not delayed keeps its own property of this name
         name: pc.if_else(pc.equal(values, constant("")), copies.value(name), values)
         for name, values in places.properties.items()
@@ -91,7 +91,7 @@ def waiting(records: EncodedRecords, waits: MessageDelays, encoding: Encoding) -
     return made
 
 
-def waiting_places(places: Places, waits: MessageDelays) -> Places:
+def waiting_places(places: CopyDestinations, waits: MessageDelays) -> CopyDestinations:
     """Return the places at which delayed messages wait. places: the places to which they will be delivered."""
     levels, at, count = waits.levels, waits.deliver_at, len(places.queue_ids)
     by_level, by_time, anyhow = arrow(levels > 0), arrow(at > 0), arrow((levels > 0) | (at > 0))

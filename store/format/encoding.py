@@ -70,7 +70,7 @@ def encode_columns(
     if properties_lengths.max(initial=0) > MAX_PROPERTIES_BYTES:
         raise properties_too_large(int(properties_lengths.max()))
     named = RecordTopics.of(topics)
-    middle = _middle(named.same, properties_lengths, texts[0])
+    middle = _between_body_and_properties(named.same, properties_lengths, texts[0])
     sizes = RECORD_HEADER.itemsize + body_lengths + middle.shape[1] - len(texts[0]) + properties_lengths
     sizes += sum(map(lengths, named.each))
     headers = _headers(named.magic, messages, sizes, queue_ids, encoding, now)
@@ -169,7 +169,7 @@ def _crcs(bodies: pa.BinaryArray) -> Ints:
     return crcs
 
 
-def _middle(before: bytes, properties_lengths: Ints, text: bytes) -> npt.NDArray[np.uint8]:
+def _between_body_and_properties(before: bytes, properties_lengths: Ints, text: bytes) -> npt.NDArray[np.uint8]:
     row = np.frombuffer(before + bytes(PROPERTIES_LENGTH_BYTES) + text, np.uint8)
     middle = np.tile(row, (len(properties_lengths), 1))
     lengths = properties_lengths.astype(">i2").view(np.uint8).reshape(-1, PROPERTIES_LENGTH_BYTES)

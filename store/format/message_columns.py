@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from store.format.arrays import arrow, constant, flat, numbers, pc
-from store.format.columns import are_outside
+from store.format.columns import are_out_of_range
 from store.format.entering import pairs, without_reserved
 from store.format.layout import KEY_SEPARATOR
 from store.format.message import check_key
@@ -264,7 +264,7 @@ def _integers(name: str, column: pa.Array) -> Ints:
     found = _cast(name, column, pa.int64(), _is_number)
     values: Ints = numbers(pc.fill_null(found, _ZERO) if name in WAITING_COLUMNS else _no_nulls(name, found))
     if name == "bornTimestamp":
-        for ms in values[are_outside(values)][:1].tolist():
+        for ms in values[are_out_of_range(values)][:1].tolist():
             raise InvalidColumns(f"column 'bornTimestamp': {ms} is outside of the years 1 to 9999, as ms since 1970")
     return values
 

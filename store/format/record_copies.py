@@ -44,7 +44,7 @@ _WIDEST = RECORD_HEADERS[True][False]  # our store host is IPv4
 _KEPT = ("body_crc", "flag", "sys_flag", "born_timestamp", "born_port", "reconsume_times", "body_length")
 
 
-class Places(NamedTuple):
+class CopyDestinations(NamedTuple):
     """The destinations of n copies, and their differences from the originals.
 
     topics: one for all, or n.
@@ -133,7 +133,7 @@ class RecordCopies:
     def _named(self) -> PropertyColumns:
         return PropertyColumns(self.properties)
 
-    def records(self, places: Places, encoding: Encoding) -> Iterator[EncodedRecords]:
+    def records(self, places: CopyDestinations, encoding: Encoding) -> Iterator[EncodedRecords]:
         """Yield the copies as records, in order.
 
         Records with IPv6 born hosts are in pieces of their own. So are records with zeros in their properties that
@@ -160,7 +160,7 @@ class RecordCopies:
             hashes, owners = key_hashes(topics, *(None if each is None else each[rows] for each in filed))
             destinations, queues = named.destinations(places.queue_ids[rows])
             some = _as(headers[rows], RECORD_HEADERS[bool(v6[first])][False])
-            ended = _ended(properties[rows]) if encoding.with_crc or look_lost[first] else None
+            ended = _with_last_separator(properties[rows]) if encoding.with_crc or look_lost[first] else None
             # Without room for the checksum, copy the record without one.
             with_crc = ended is not None and lengths(ended).max() + PROPERTY_CRC_BYTES <= MAX_PROPERTIES_BYTES
             parts = _parts_after_headers(
@@ -202,7 +202,7 @@ def _may_have_lost_sector(properties: pa.BinaryArray) -> Mask:
     return look
 
 
-def _ended(properties: pa.BinaryArray) -> pa.BinaryArray:
+def _with_last_separator(properties: pa.BinaryArray) -> pa.BinaryArray:
     """Return properties that end with a separator, which a client may omit."""
     data, bounds = flat(properties)
     if not len(data):

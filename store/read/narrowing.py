@@ -69,7 +69,7 @@ class Narrowing:
         if len(some) > most:
             return ranges
         left = set(some)
-        pieces = [piece for wanted in ranges for piece in self._holding(wanted, keys_from, sorted(set(some)), left)]
+        pieces = [piece for wanted in ranges for piece in self._pieces_with(wanted, keys_from, sorted(set(some)), left)]
         return ranges if any(at >= keys_from and self._is_in(ranges, at) for at in left) else pieces
 
     def _is_in(self, ranges: Sequence[QueueRange], physical: int) -> bool:
@@ -88,7 +88,9 @@ class Narrowing:
                 yield offset_of_id(key)
             yield from self._index.candidates(topic, key)
 
-    def _holding(self, wanted: QueueRange, keys_from: int, found: Sequence[int], left: set[int]) -> list[QueueRange]:
+    def _pieces_with(
+        self, wanted: QueueRange, keys_from: int, found: Sequence[int], left: set[int]
+    ) -> list[QueueRange]:
         """Return pieces of a range: the part before log offset `keys_from`, and the messages at the log offsets
         `found`.
 

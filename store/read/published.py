@@ -13,7 +13,7 @@ from store.append.published_end import PublishedEnd
 from store.disk.commit_log import CommitLog
 from store.disk.consume_queue import ConsumeQueue
 from store.disk.consume_queues import ConsumeQueues, QueueName
-from store.disk.queues_in_log import Begin, must_begin
+from store.disk.queues_in_log import FirstEntry, must_have_first_file
 from store.disk.topics import Topics
 from store.format.columns import check_columns
 from store.format.entering import QueueEntry
@@ -42,7 +42,7 @@ class PublishedQueues:
         self._queues = queues
         self._end = end
         self._log_begin = 0
-        self._begins: dict[QueueName, int] = {}  # checked by `_must_begin`
+        self._begins: dict[QueueName, int] = {}  # checked by `_must_have_first_file`
 
     def of(self, topic: str, queue_id: int) -> ConsumeQueue:
         """Raises `UnknownTopic`, `UnknownQueue`."""
@@ -112,11 +112,11 @@ class PublishedQueues:
             min_offset = queue.min_offset(first, max_offset)
             if min_offset <= max_offset:
                 if min_offset < max_offset and self._begins.get((queue.topic, queue.queue_id)) != min_offset:
-                    self._must_begin(queue, min_offset)
+                    self._must_have_first_file(queue, min_offset)
                 return Bounds(min_offset, max_offset)
             first, end = self.log.min_offset(), self._end.confirm_offset  # retention deleted files concurrently
 
-    def _must_begin(self, queue: ConsumeQueue, min_offset: int) -> None:
+    def _must_have_first_file(self, queue: ConsumeQueue, min_offset: int) -> None:
         """Raise `CorruptSegment` if the file before `min_offset` is lost, or if a damaged first entry hides a message.
 
         Each first offset is checked once. If fewer than two entries precede it, the check reads the beginning of the
@@ -124,11 +124,11 @@ class PublishedQueues:
         """
         if queue.begin < min_offset <= queue.first() + 1:  # rare
             at, size, _ = queue.entries(min_offset, min_offset + 1)[0].item()
-            begins = {(queue.topic, queue.queue_id): Begin(min_offset, at, size)}
-            must_begin(self.log, begins, self._topics.deletions(), _LOOKED_AT)
+            begins = {(queue.topic, queue.queue_id): FirstEntry(min_offset, at, size)}
+            must_have_first_file(self.log, begins, self._topics.deletions(), _LOOKED_AT)
         self._begins[queue.topic, queue.queue_id] = min_offset
 
-    def holding(self, wanted: QueueRange) -> ConsumeQueue:
+    def queue_containing(self, wanted: QueueRange) -> ConsumeQueue:
         """Return the queue of a range that is entirely published. Raises `OffsetLost`, `OffsetNotYet`, and as `of`."""
         start, end = wanted.start, wanted.end
         queue, (minimum, maximum) = self.bounded(wanted.queue.topic, wanted.queue.queue_id)
@@ -142,10 +142,12 @@ class PublishedQueues:
     def scan(self, wanted: QueueRange, spec: ReadSpec, max_body_bytes: int) -> Iterator[pa.RecordBatch]:
         """Return the matching messages of a range. max_body_bytes: size limit of a body if `spec` has none.
 
-        Raises `InvalidColumns`, and as `holding`, before the first batch; during iteration, raises as `scan_queue`.
+        The call raises `InvalidColumns`, and as `queue_containing`. The iterator raises as `scan_queue`.
         """
         check_columns(spec.columns)
-        return scan_queue(self.log, self.holding(wanted), wanted.start, wanted.end, Decoding(spec, max_body_bytes))
+        return scan_queue(
+            self.log, self.queue_containing(wanted), wanted.start, wanted.end, Decoding(spec, max_body_bytes)
+        )
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp: int, boundary: Boundary) -> int:
         """Return the queue offset for a store time (ms), see `query.offset_by_time`. Raises as `of`, `OffsetLost`."""

@@ -86,14 +86,14 @@ def _record_only_here(
     return None if (int(other["physical_offset"]), int(other["size"])) == (offset, size) else record
 
 
-class Broken(NamedTuple):
+class BrokenBody(NamedTuple):
     """A body that cannot be decompressed, though its checksum is right. at: log offset of its record."""
 
     at: int
     what: str
 
 
-def broken_bodies(chunk: LogChunk, max_bytes: int) -> list[Broken]:
+def broken_bodies(chunk: LogChunk, max_bytes: int) -> list[BrokenBody]:
     """Return the broken bodies of a chunk. Only the first `max_bytes` of each body are decompressed."""
     flags = chunk.records.field("sys_flag")
     rows = np.flatnonzero(flags & SYS_COMPRESSED)
@@ -108,7 +108,7 @@ def broken_bodies(chunk: LogChunk, max_bytes: int) -> list[Broken]:
         except MessageTooLarge:
             continue
         except UnreadableBody as error:
-            found.append(Broken(at, str(error)))
+            found.append(BrokenBody(at, str(error)))
     return found
 
 

@@ -27,7 +27,7 @@ _SECONDS_PER_HOUR = 3600
 Files = list[tuple[str, int]]  # path, bytes on the device
 
 
-class Reason(Enum):
+class CleanReason(Enum):
     """Why files are deleted or not. The values are texts for users."""
 
     DISK_FULL = "the disk is fuller than diskSpaceCleanForciblyRatio: the oldest segments are deleted at any age"
@@ -39,7 +39,7 @@ class Reason(Enum):
 
     @property
     def ignores_age(self) -> bool:
-        return self in (Reason.DISK_FULL, Reason.FORCED)
+        return self in (CleanReason.DISK_FULL, CleanReason.FORCED)
 
 
 class CleanMoment(NamedTuple):
@@ -56,7 +56,7 @@ class LogSegment(NamedTuple):
 
 
 class CleanDecision(NamedTuple):
-    reason: Reason
+    reason: CleanReason
     starts: list[int]
 
 
@@ -67,23 +67,23 @@ def decide(config: StoreConfig, moment: CleanMoment, segments: list[LogSegment])
     search: no segment after it is deleted.
     """
     reason = _reason(config, moment)
-    if reason is Reason.NOT_NOW:
+    if reason is CleanReason.NOT_NOW:
         return CleanDecision(reason, [])
     kept_since = moment.now - config.fileReservedTime * _SECONDS_PER_HOUR
     expired = takewhile(lambda each: reason.ignores_age or each.modified <= kept_since, segments)
     return CleanDecision(reason, [each.start for each in expired][: config.deleteFileBatchMax])
 
 
-def _reason(config: StoreConfig, moment: CleanMoment) -> Reason:
+def _reason(config: StoreConfig, moment: CleanMoment) -> CleanReason:
     if config.cleanFileForciblyEnable and moment.used_percent > config.diskSpaceCleanForciblyRatio:
-        return Reason.DISK_FULL
+        return CleanReason.DISK_FULL
     if moment.forced:
-        return Reason.FORCED
+        return CleanReason.FORCED
     if moment.used_percent > config.diskMaxUsedSpaceRatio:
-        return Reason.DISK_FILLING
+        return CleanReason.DISK_FILLING
     if moment.hour in config.delete_hours:
-        return Reason.HOUR
-    return Reason.ASKED if moment.asked else Reason.NOT_NOW
+        return CleanReason.HOUR
+    return CleanReason.ASKED if moment.asked else CleanReason.NOT_NOW
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Cleaned:
     kept: number of expired segments that stay, because they have messages that are not archived or delivered yet.
     """
 
-    reason: Reason
+    reason: CleanReason
     min_offset: int
     used_percent: int
     taken: int = 0

@@ -279,7 +279,9 @@ class StoreDirectory:
                 files = log, index, queue_file_size, end
                 announced = published.announced_end if current else None
                 anew = abort and not current  # then the last index file is rebuilt
-                queues = bool(left_alone and ends and ends.agree_with(*files, announced=announced, rebuilds_index=anew))
+                queues = bool(
+                    left_alone and ends and ends.match_files(*files, announced=announced, rebuilds_index=anew)
+                )
                 if not anew:
                     queues = queues and (not index.is_enabled or index.are_consistent(index.names(), end))
             confirm = published.confirm_offset

@@ -124,7 +124,7 @@ class _Verifier:
                 queues_check.compare(chunk, end)
                 self._progress(min(chunk.end, end) - begin, end - begin)
             self.report.log_bytes = max(0, end - begin)
-            noted = {} if log_end.by_log else self._noted_ends(end)
+            noted = {} if log_end.by_log else self._recorded_ends(end)
             queues_check.finish(end, noted, self._is_gone, is_damaged=self._is_damaged)
             index_check.finish()
             left = self._bytes_after_end(end)
@@ -168,7 +168,7 @@ class _Verifier:
         table = topics.table()
         self._is_compared = lambda topic, at: topic not in table.batches and table.is_there(topic, at)
 
-    def _noted_ends(self, end: int) -> Ends:
+    def _recorded_ends(self, end: int) -> Ends:
         """Return the recorded ends of existing queues. Return none if they were recorded for a log that was longer than
         `end`.
         """

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from store import Append, AppendResult, Message, MessageStore, StoreConfig, StoreError
-from store.format.record_copies import Places
+from store.format.record_copies import CopyDestinations
 from store.upkeep.verify import verify
 from tests.device.history import History, Sent, Steps, everything
 from tests.device.recorder import Recorder
@@ -215,7 +215,7 @@ class Life:
             copies = copies_of(content)
             (properties,) = copies.properties.to_pylist()
             zeros = properties + b"zeros\1" + bytes(self._chance.choice((512, 800, 2000))) + b"\2"
-            append, places = store.begin(), Places(topic, np.array([self._chance.randrange(queues)]))
+            append, places = store.begin(), CopyDestinations(topic, np.array([self._chance.randrange(queues)]))
             append.add_copies(replace(copies, properties=pa.array([zeros], pa.binary())), places)
             begun = self._begin([sent])
             self._answered(begun, [sent], _places(append.publish()))

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from store import FlushFailed, Message, MessageStore, StoreConfig, StoreFull
-from store.upkeep.retention import Reason, refuse_when_full, used_percent
+from store.upkeep.retention import CleanReason, refuse_when_full, used_percent
 from tests.end_to_end.test_kill import ROOT, bodies, check_log
 
 PAGE = 4096
@@ -161,6 +161,6 @@ def test_full_disk_is_cleaned_at_any_hour_and_age(device: Path) -> None:
         store.put_many([Message("t", bytes(3000)) for _ in range(40)])
         ballast = fill(device, 20)
         done = store.clean()
-        assert (done.reason, len(done.log), done.taken) == (Reason.DISK_FULL, 2, (2 * 8 + 1) * PAGE)
+        assert (done.reason, len(done.log), done.taken) == (CleanReason.DISK_FULL, 2, (2 * 8 + 1) * PAGE)
         ballast.unlink()
-        assert store.clean(now=mktime((2030, 1, 1, 12, 0, 0, 0, 0, -1))).reason is Reason.NOT_NOW
+        assert store.clean(now=mktime((2030, 1, 1, 12, 0, 0, 0, 0, -1))).reason is CleanReason.NOT_NOW

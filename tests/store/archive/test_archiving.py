@@ -25,7 +25,7 @@ from store import (
 from store.api.message_store import delete_topic
 from store.archive.archive_log import ArchiveAddress, ArchiveLog
 from store.archive.catalog import Catalog
-from store.archive.of_store import ArchiveOrder, Remembered, StoreArchive, remembered
+from store.archive.of_store import ArchiveOrder, ArchiveSettings, StoreArchive, remembered
 from store.archive.place import ArchivePlace
 from store.archive.removal import expire
 from store.directory.directory_log import TieredDirectoryAddress
@@ -203,7 +203,7 @@ def test_other_store_of_the_same_name_is_refused(filled: Filled, tmp_path: Path)
         assert contents(tmp_path / "archive") == before
         with pytest.raises(ArchiveOfAnother, match="nothing of it is forgotten"):
             other.store.archive(str(tmp_path / "archive"), topics=["more"], forget=["orders"])
-        assert remembered(tmp_path / "other" / "mq") == Remembered()
+        assert remembered(tmp_path / "other" / "mq") == ArchiveSettings()
 
 
 @pytest.mark.parametrize("topics", [{}, {"more": 1}])
@@ -218,7 +218,7 @@ def test_other_store_with_other_topics_is_refused(filled: Filled, tmp_path: Path
         with pytest.raises(ArchiveOfAnother, match=r"so nothing is archived: it has other topics \(orders\)"):
             other.store.archive(str(tmp_path / "archive"), reserved_hours=0)
     assert contents(tmp_path / "archive") == before
-    assert remembered(tmp_path / "other" / "mq") == Remembered()
+    assert remembered(tmp_path / "other" / "mq") == ArchiveSettings()
 
 
 def test_two_stores_cannot_share_an_archive_that_was_empty(tmp_path: Path) -> None:

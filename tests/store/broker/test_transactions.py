@@ -325,8 +325,8 @@ def test_transactions_that_cannot_end_do_not_block_others(tmp_path: Path, caplog
         append = store.begin()
         strange = [{"REAL_TOPIC": "orders", "REAL_QID": "none"}, {"REAL_TOPIC": "orders", "REAL_QID": "99999999"}, {}]
         for body, own in zip((b"5", b"6", b"7"), strange, strict=True):
-            append.add_own([Message(HALF_TOPIC, body, properties={"PGROUP": "sellers", **own}, queue_id=0)])
-        append.add_own([Message(OP_TOPIC, b"\xff,x,9" + b"9" * 5000, "d", queue_id=0)])
+            append.add_broker_messages([Message(HALF_TOPIC, body, properties={"PGROUP": "sellers", **own}, queue_id=0)])
+        append.add_broker_messages([Message(OP_TOPIC, b"\xff,x,9" + b"9" * 5000, "d", queue_id=0)])
         append.publish()
     delete_topic(tmp_path, "gone")
     with MessageStore.open(tmp_path) as store:

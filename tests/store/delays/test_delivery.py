@@ -21,7 +21,7 @@ from store.format.delayed import MessageDelays, waiting
 from store.format.encoding import encode_list
 from store.format.layout import DELAY_OFFSETS_FILE
 from store.format.records import EncodedRecords, as_columns
-from store.upkeep.retention import CleanDecision, Reason, Retention
+from store.upkeep.retention import CleanDecision, CleanReason, Retention
 from tests.children import in_a_child
 from tests.store.delays.dying_deliverers import QUEUES, TOPIC
 from tests.store.delays.test_deliverer import SMALL, bodies, opened, threads
@@ -160,7 +160,7 @@ def test_messages_deleted_by_a_brokers_retention_are_logged(tmp_path: Path, capl
         assert not store.clean(forced=True).log
         retention = Retention(tmp_path, config, store._log, store._index, store._queues)
         starts = store._log.segments.starts()[:-1]
-        assert retention.clean(CleanDecision(Reason.FORCED, starts), 0, 0, store._writing().held).queues
+        assert retention.clean(CleanDecision(CleanReason.FORCED, starts), 0, 0, store._writing().held).queues
         store.put_many([Message(TOPIC, b"new", delay_level=1) for _ in range(5)])
         until(lambda: bodies(store)[b"new"] == 5)
         assert bodies(store)[b"old"] == 0

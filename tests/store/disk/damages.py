@@ -86,7 +86,7 @@ def deep_ends(path: Path) -> None:
     (path / "queueends").write_bytes(b"[" * 100_000)
 
 
-def noted_ends(path: Path) -> dict[str, Any]:
+def recorded_ends(path: Path) -> dict[str, Any]:
     return {name: said for name, said in json.loads((path / "queueends").read_text()).items() if name != "crc"}
 
 

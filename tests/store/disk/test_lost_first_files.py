@@ -9,7 +9,7 @@ from store import CorruptSegment, Message, MessageStore, OffsetLost
 from store.disk.commit_log import CommitLog
 from store.disk.consume_queue import ConsumeQueue
 from store.disk.queue_files import MAKE_ANEW
-from store.disk.queues_in_log import Begin, first_remaining, must_begin, resume_after_lost
+from store.disk.queues_in_log import FirstEntry, first_remaining, must_have_first_file, resume_after_lost
 from store.format.layout import segment_name
 from tests.store.disk.damages import ENTRIES, SMALL, first_file
 
@@ -28,12 +28,12 @@ def test_lost_first_file_is_an_error(path: Path) -> None:
         with pytest.raises(CorruptSegment) as told:
             first_remaining(log, queue, offset)
         assert str(told.value) == said
-    begins = {("t", 1): Begin.of(queue)}
-    assert must_begin(log, begins, {"t": begins["t", 1].at}), "the record is of a deleted topic"
-    assert not must_begin(log, begins, most=50), "50 bytes are less than a record"
-    assert must_begin(log, {("t", 1): begins["t", 1]._replace(at=0)}), "the record is the first of the log"
-    assert must_begin(log, {("t", 1): begins["t", 1]._replace(offset=0)})
-    assert must_begin(log, {("t", 7): begins["t", 1]}), "the log has no record of queue 7"
+    begins = {("t", 1): FirstEntry.of(queue)}
+    assert must_have_first_file(log, begins, {"t": begins["t", 1].at}), "the record is of a deleted topic"
+    assert not must_have_first_file(log, begins, most=50), "50 bytes are less than a record"
+    assert must_have_first_file(log, {("t", 1): begins["t", 1]._replace(at=0)}), "the record is the first of the log"
+    assert must_have_first_file(log, {("t", 1): begins["t", 1]._replace(offset=0)})
+    assert must_have_first_file(log, {("t", 7): begins["t", 1]}), "the log has no record of queue 7"
 
 
 def test_damaged_log_does_not_prove_a_loss(path: Path) -> None:
@@ -42,7 +42,7 @@ def test_damaged_log_does_not_prove_a_loss(path: Path) -> None:
     with (path / "commitlog" / segment_name(0)).open("r+b") as file:
         file.seek(4)
         file.write(b"?")
-    assert not must_begin(log, {("t", 1): Begin.of(queue)})
+    assert not must_have_first_file(log, {("t", 1): FirstEntry.of(queue)})
     with pytest.raises(CorruptSegment, match="no entry before 10, and the log is damaged before that one's record"):
         first_remaining(log, queue, 0)
 

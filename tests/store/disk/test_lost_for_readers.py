@@ -24,7 +24,7 @@ from tests.store.disk.damages import (
     last_file,
     moved_folder,
     note_ends,
-    noted_ends,
+    recorded_ends,
     zeroed,
 )
 
@@ -113,7 +113,7 @@ def test_entries_of_a_dead_append_are_no_damage(path: Path) -> None:
     published.publish(end)
     published.close()
     (path / "abort").touch()
-    note_ends(path, {**noted_ends(path), "logOffset": end, "queues": [["t", queue, 25] for queue in range(3)]})
+    note_ends(path, {**recorded_ends(path), "logOffset": end, "queues": [["t", queue, 25] for queue in range(3)]})
     with MessageStore.open(path, read_only=True) as reader:
         assert [reader.offsets("t", queue) for queue in range(3)] == [(0, 25)] * 3
 
@@ -122,7 +122,7 @@ def test_entries_of_a_dead_append_are_no_damage(path: Path) -> None:
 def test_saved_ends_beyond_the_published_end_are_ignored(path: Path, damage: Damage) -> None:
     """Or a broker used the directory and no published end exists."""
     damage(path)
-    noted = noted_ends(path)
+    noted = recorded_ends(path)
     note_ends(path, {**noted, "logOffset": noted["logOffset"] + 1})
     with MessageStore.open(path, read_only=True) as reader:
         assert reader.max_offset("t", 1) < 25

@@ -21,7 +21,7 @@ from store.format.layout import segment_name
 from store.upkeep.verify import verify
 from tests.children import ended
 from tests.end_to_end.test_kill import bodies
-from tests.store.disk.damages import SMALL, folder, noted_ends
+from tests.store.disk.damages import SMALL, folder, recorded_ends
 from tests.store.upkeep.crashed import another_boot
 
 
@@ -31,7 +31,7 @@ def agree(path: Path, end: int | None = None, **changes: object) -> bool:
     assert found is not None
     ends = replace(found, **changes)  # type: ignore[arg-type]
     log, files = CommitLog(path, SMALL.mappedFileSizeCommitLog, writable=False), Index.of(path, SMALL, writable=False)
-    return ends.agree_with(log, files, SMALL.mappedFileSizeConsumeQueue, found.at if end is None else end)
+    return ends.match_files(log, files, SMALL.mappedFileSizeConsumeQueue, found.at if end is None else end)
 
 
 def test_ends_of_another_log_do_not_match(path: Path) -> None:
@@ -123,7 +123,7 @@ def test_wrong_saved_ends_make_no_queue_shorter(path: Path, noted: str, damaged:
     with MessageStore.open(path) as store:
         store.put_many([Message("t", b"more", queue_id=1)] * 10)
         before = bodies(store)
-    content = json.dumps(noted_ends(path))
+    content = json.dumps(recorded_ends(path))
     assert noted in content
     (path / "queueends").write_text(content.replace(noted, damaged))
     if reboot:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from store import Message, MessageRefused, StoredMessage
 from store.format.arrays import texts
 from store.format.layout import SECTOR_BYTES, SYS_BORN_HOST_V6
-from store.format.record_copies import Places, RecordCopies
+from store.format.record_copies import CopyDestinations, RecordCopies
 from store.format.record_view import RecordView
 from store.format.records import EncodedRecords, Encoding
 from store.format.stored_message import decode_record
@@ -58,7 +58,7 @@ def test_copy_keeps_everything_except_the_place(
     copies = copies_of(*originals).take(order)
     topics = ["orders", "%RETRY%" + "g" * 140]
     chosen = [data.draw(st.sampled_from(topics)) for _ in rows]
-    places = Places(texts(chosen), np.arange(len(rows)))
+    places = CopyDestinations(texts(chosen), np.arange(len(rows)))
     made = list(copies.records(places, replace(ENCODING, with_crc=with_crc)))
     again = stored(made, list(range(len(rows))))
     assert len(made) == 1
@@ -74,7 +74,7 @@ def test_copies_of_messages_equal_copies_of_records(rows: list[Message]) -> None
     records = [content[start : start + size] for start, size in zip(physical.tolist(), sizes.tolist(), strict=True)]
     records += [V1_BORN_V6, PROPERTY_CRC]
     read = [decode_record(record, "there") for record in records]
-    places, offsets = Places("orders", np.zeros(len(records), np.int64)), list(range(len(records)))
+    places, offsets = CopyDestinations("orders", np.zeros(len(records), np.int64)), list(range(len(records)))
     again, expected = (
         stored(list(copies.records(places, ENCODING)), offsets)
         for copies in (RecordCopies.of_messages(read), copies_of(*records))
@@ -85,7 +85,7 @@ def test_copies_of_messages_equal_copies_of_records(rows: list[Message]) -> None
 def test_copy_has_the_tags_code_and_keys_of_a_put() -> None:
     row = Message("orders", b"", "paid", ("a", "b"), {"UNIQ_KEY": "U"})
     content, _, _ = in_a_log([replace(row, topic="waiting", queue_id=3)], 0)
-    made = next(copies_of(content).records(Places("orders", np.array([0])), ENCODING))
+    made = next(copies_of(content).records(CopyDestinations("orders", np.array([0])), ENCODING))
     put = encode(row)
     assert made.tags_codes.tolist() == put.tags_codes.tolist()
     assert (made.key_hashes.tolist(), made.key_rows.tolist()) == (put.key_hashes.tolist(), put.key_rows.tolist())
@@ -98,7 +98,7 @@ def test_properties_are_changed_added_and_removed() -> None:
     first = int.from_bytes(content[:4], "big")
     changes: dict[str, Any] = {"p": texts(["other", "new"]), "q": texts(["", "3"]), "TAGS": texts(["B", ""])}
     fields = {"reconsume_times": np.array([1, 2]), "prepared_transaction_offset": np.array([1 << 40, 0])}
-    places = Places("t", np.array([0, 1]), changes, fields)
+    places = CopyDestinations("t", np.array([0, 1]), changes, fields)
     one, two = stored(list(copies_of(content[:first], content[first:]).records(places, ENCODING)), [0, 1])
     assert one.properties == {"KEYS": "k", "p": "other", "größe": "ß", "TAGS": "B"}
     assert two.properties == {"p": "new", "q": "3"}
@@ -108,7 +108,7 @@ def test_properties_are_changed_added_and_removed() -> None:
 
 def test_records_with_ipv6_hosts_and_checksums_are_copied() -> None:
     copies = copies_of(V1, V1_BORN_V6, PROPERTY_CRC, V1_BORN_V6)
-    made = list(copies.records(Places("real", np.arange(4)), ENCODING))
+    made = list(copies.records(CopyDestinations("real", np.arange(4)), ENCODING))
     assert [len(piece) for piece in made] == [1, 1, 1, 1]
     again = stored(made, [5, 6, 7, 8])
     for copy, was in zip(again, map(decode_record, (V1, V1_BORN_V6, PROPERTY_CRC, V1_BORN_V6), "...."), strict=True):
@@ -120,14 +120,14 @@ def test_records_with_ipv6_hosts_and_checksums_are_copied() -> None:
 
 def test_too_large_properties_are_refused() -> None:
     content, _, _ = in_a_log([Message("t", b"1", properties={"p": "x" * 32_000})], 0)
-    places = Places("t", np.array([0]), {"more": texts(["y" * 1000])})
+    places = CopyDestinations("t", np.array([0]), {"more": texts(["y" * 1000])})
     with pytest.raises(MessageRefused, match="33009 bytes of properties"):
         next(copies_of(content).records(places, ENCODING))
 
 
 def test_checksum_is_left_out_if_there_is_no_space() -> None:
     content, _, _ = in_a_log([Message("t", b"1", properties={"p": "x" * 32_740})], 0)
-    (made,) = copies_of(content).records(Places("t", np.array([0])), replace(ENCODING, with_crc=True))
+    (made,) = copies_of(content).records(CopyDestinations("t", np.array([0])), replace(ENCODING, with_crc=True))
     (copy,) = stored([made], [0])
     assert copy.properties == {"p": "x" * 32_740}
 
@@ -143,7 +143,7 @@ def test_record_that_looks_like_a_lost_sector_gets_a_checksum(end: bytes) -> Non
     zeros, text = b"p\1" + bytes(SECTOR_BYTES) + end, b"p\1value\2"
     records = [with_properties(each) for each in (text, zeros, zeros, b"p\1v\0\0", text, b"p\1v\0v")]
     copies = copies_of(*records)
-    made = list(copies.records(Places("here", np.arange(6)), ENCODING))
+    made = list(copies.records(CopyDestinations("here", np.arange(6)), ENCODING))
     assert [(len(piece), piece.with_crc) for piece in made] == [(1, False), (3, True), (2, False)]
     was = [decode_record(record, "t").properties for record in records]
     assert [each.properties for each in stored(made, list(range(6)))] == was
@@ -156,14 +156,14 @@ def test_record_that_looks_like_a_lost_sector_gets_a_checksum(end: bytes) -> Non
 
 def test_checksum_may_follow_unterminated_properties() -> None:
     copies = copies_of(with_properties(b"p\1value"), with_properties(b"p\1v\2"))
-    (made,) = copies.records(Places("here", np.arange(2)), replace(ENCODING, with_crc=True))
+    (made,) = copies.records(CopyDestinations("here", np.arange(2)), replace(ENCODING, with_crc=True))
     assert [each.properties for each in stored([made], [0, 1])] == [{"p": "value"}, {"p": "v"}]
 
 
 def test_record_that_only_a_broker_accepts_is_copied() -> None:
     """Otherwise a message that a consumer fails to process could never be sent back."""
     was = decode_record(with_properties(b"p\1a\1b\2zeros\1" + bytes(2 * SECTOR_BYTES) + b"\2"), "t")
-    (made,) = RecordCopies.of_messages([was]).records(Places("here", np.array([0])), ENCODING)
+    (made,) = RecordCopies.of_messages([was]).records(CopyDestinations("here", np.array([0])), ENCODING)
     (copy,) = stored([made], [0])
     assert made.with_crc
     assert copy.properties == was.properties == {"p": "a\1b", "zeros": "\0" * 2 * SECTOR_BYTES}

@@ -58,11 +58,11 @@ def test_bounds_of_several_queues_are_of_one_moment(tmp_path: Path, read_only: b
 def test_range_outside_of_the_queue_is_refused(published: PublishedQueues) -> None:
     minimum, _ = published.offsets("t", 1)
     for start, end in ((minimum, 40), (40, 40), (0, 0)):
-        assert published.holding(QueueRange(Queue("t", 1), start, end)) is published.of("t", 1)
+        assert published.queue_containing(QueueRange(Queue("t", 1), start, end)) is published.of("t", 1)
     with pytest.raises(OffsetLost, match=f"offsets 0 to {minimum} are gone, the oldest left is {minimum}"):
-        published.holding(QueueRange(Queue("t", 1), 0, 40))
+        published.queue_containing(QueueRange(Queue("t", 1), 0, 40))
     with pytest.raises(OffsetNotYet, match="up to offset 41, but there are messages up to 40 only"):
-        published.holding(QueueRange(Queue("t", 1), minimum, 41))
+        published.queue_containing(QueueRange(Queue("t", 1), minimum, 41))
 
 
 def test_missing_queue_and_topic_are_refused(published: PublishedQueues) -> None:

@@ -15,7 +15,7 @@ from store.append.published_end import PublishedEnd
 from store.format.layout import CQ_ENTRY, RECORD_HEADER, field_offset, segment_name
 from store.upkeep.verify import repair, verify
 from tests.end_to_end.test_kill import bodies, check_log
-from tests.store.disk.damages import note_ends, noted_ends
+from tests.store.disk.damages import note_ends, recorded_ends
 from tests.store.upkeep.crashed import SIZE, SMALL, put
 from tests.store.upkeep.test_damaged import bodies as what_is_left
 from tests.store.upkeep.test_damaged import digests
@@ -254,7 +254,7 @@ def test_saved_ends_beyond_the_log_lose_nothing(path: Path) -> None:
         store.clean(forced=True, config=replace(store.config, deleteFileBatchMax=2))
         before = what_is_left(store)
     assert all(before.values())
-    ends = noted_ends(path)
+    ends = recorded_ends(path)
     ends["queues"] = [[topic, queue_id, end + 5] for topic, queue_id, end in ends["queues"]]
     note_ends(path, ends)
     (path / "watermark").unlink()

@@ -19,7 +19,7 @@ from store.disk.commit_log import CommitLog
 from store.disk.consume_queues import ConsumeQueues
 from store.disk.index import Index
 from store.format.layout import CQ_ENTRY, segment_name
-from store.upkeep.retention import CleanMoment, LogSegment, Reason, Retention, decide, used_percent
+from store.upkeep.retention import CleanMoment, CleanReason, LogSegment, Retention, decide, used_percent
 
 HOUR = 3600
 DAYS = 24 * HOUR
@@ -37,21 +37,21 @@ SMALL = StoreConfig(
 @pytest.mark.parametrize(
     ("hour", "used", "asked", "forced", "reason", "starts"),
     [
-        (3, 10, False, False, Reason.NOT_NOW, []),
-        (5, 75, False, False, Reason.NOT_NOW, []),
-        (4, 10, False, False, Reason.HOUR, [1000, 1100]),
-        (4, 75, True, False, Reason.HOUR, [1000, 1100]),
-        (5, 10, True, False, Reason.ASKED, [1000, 1100]),
-        (5, 76, False, False, Reason.DISK_FILLING, [1000, 1100]),
-        (4, 85, True, False, Reason.DISK_FILLING, [1000, 1100]),
-        (5, 86, False, False, Reason.DISK_FULL, [1000, 1100, 1200]),
-        (4, 95, True, True, Reason.DISK_FULL, [1000, 1100, 1200]),
-        (5, 10, False, True, Reason.FORCED, [1000, 1100, 1200]),
-        (4, 80, True, True, Reason.FORCED, [1000, 1100, 1200]),
+        (3, 10, False, False, CleanReason.NOT_NOW, []),
+        (5, 75, False, False, CleanReason.NOT_NOW, []),
+        (4, 10, False, False, CleanReason.HOUR, [1000, 1100]),
+        (4, 75, True, False, CleanReason.HOUR, [1000, 1100]),
+        (5, 10, True, False, CleanReason.ASKED, [1000, 1100]),
+        (5, 76, False, False, CleanReason.DISK_FILLING, [1000, 1100]),
+        (4, 85, True, False, CleanReason.DISK_FILLING, [1000, 1100]),
+        (5, 86, False, False, CleanReason.DISK_FULL, [1000, 1100, 1200]),
+        (4, 95, True, True, CleanReason.DISK_FULL, [1000, 1100, 1200]),
+        (5, 10, False, True, CleanReason.FORCED, [1000, 1100, 1200]),
+        (4, 80, True, True, CleanReason.FORCED, [1000, 1100, 1200]),
     ],
 )
 def test_decisions_depend_on_hour_and_disk_usage(
-    hour: int, used: int, asked: bool, forced: bool, reason: Reason, starts: list[int]
+    hour: int, used: int, asked: bool, forced: bool, reason: CleanReason, starts: list[int]
 ) -> None:
     assert decide(StoreConfig(), CleanMoment(NOW, hour, used, asked, forced), SEGMENTS) == (reason, starts)
 
@@ -123,7 +123,7 @@ def test_old_segments_and_their_entries_are_deleted(path: Path) -> None:
         done = store.clean(asked=True)
         assert [Path(name).name for name in done.log] == [segment_name(4096 * n) for n in range(5)]
         assert [Path(name).name for name in done.queues] == [segment_name(0)]
-        assert (done.reason, done.min_offset) == (Reason.ASKED, 5 * 4096)
+        assert (done.reason, done.min_offset) == (CleanReason.ASKED, 5 * 4096)
         assert done.taken >= 6 * 4096
         assert names(path, "consumequeue/t/0") == [200, 400]
         for each in (store, reader):
@@ -171,8 +171,8 @@ def test_nothing_is_deleted_at_another_hour(path: Path) -> None:
     age(path, 4)
     four, five = (time.mktime((2030, 1, 1, hour, 30, 0, 0, 0, -1)) for hour in (4, 5))
     with MessageStore.open(path) as store:
-        assert (store.clean(now=five).reason, store.clean(now=five).log) == (Reason.NOT_NOW, [])
-        assert store.clean(now=four, dry_run=True).reason is Reason.HOUR
+        assert (store.clean(now=five).reason, store.clean(now=five).log) == (CleanReason.NOT_NOW, [])
+        assert store.clean(now=four, dry_run=True).reason is CleanReason.HOUR
         assert len(store.clean(now=four).log) == 9
 
 
