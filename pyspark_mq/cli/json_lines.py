@@ -52,7 +52,7 @@ _SENT: dict[str, pa.DataType] = {
 }
 
 
-class Printed(NamedTuple):
+class PrintFormat(NamedTuple):
     """A format of printed messages. columns: the names from `store.COLUMNS` that `line` needs."""
 
     columns: tuple[str, ...]
@@ -81,12 +81,12 @@ def json_line(row: Row) -> bytes:
     return CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode()
 
 
-BODIES = Printed((_BODY, _BODY_ERROR, "queueId", "queueOffset"), body_line)
-VISIBLE_BODIES = Printed(BODIES.columns, lambda row: visible_body(row[_BODY]))
-JSON = Printed((*_SHOWN, _BODY_ERROR), json_line)
+BODIES = PrintFormat((_BODY, _BODY_ERROR, "queueId", "queueOffset"), body_line)
+VISIBLE_BODIES = PrintFormat(BODIES.columns, lambda row: visible_body(row[_BODY]))
+JSON = PrintFormat((*_SHOWN, _BODY_ERROR), json_line)
 
 
-def printed_as(as_json: bool) -> Printed:
+def printed_as(as_json: bool) -> PrintFormat:
     """Return the format for messages. On a terminal, control characters in bodies are escaped."""
     if as_json:
         return JSON

@@ -9,7 +9,7 @@ import click
 from pyspark_mq.browsing import FORMS, Place, Row, between, bounds_of, follow, newest, offsets_at, rows_of
 from pyspark_mq.cli.arguments import LOG, QUEUE, SQL, TAGS, TOPIC, UNREADABLE, filter_of, log_at, place, words
 from pyspark_mq.cli.commands import interruptible
-from pyspark_mq.cli.json_lines import JSON, Printed, printed_as
+from pyspark_mq.cli.json_lines import JSON, PrintFormat, printed_as
 from pyspark_mq.cli.terminal import echo
 from store.model.log_protocol import Unreadable
 
@@ -17,7 +17,7 @@ from store.model.log_protocol import Unreadable
 class Printer:
     """Prints messages up to `count`. printed: the number of messages printed so far."""
 
-    def __init__(self, out: BinaryIO, kind: Printed, count: int | None) -> None:
+    def __init__(self, out: BinaryIO, kind: PrintFormat, count: int | None) -> None:
         self.printed = 0
         self._out = out
         self._kind = kind

@@ -49,7 +49,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _WHOLE_MS = re.compile(r"[0-9]{1,18}")
 
 
-class Limit(Protocol):
+class StartOrEnd(Protocol):
     """The start or the end of a query. Frozen and picklable."""
 
     def resolve(self, log: Log, bounds: Mapping[Queue, Bounds]) -> Positions:
@@ -143,7 +143,7 @@ class GroupPosition:
         return {queue: position for queue, position in positions.items() if queue in there}
 
 
-def parse_offsets(option: str, text: str, group: str | None = None) -> Limit:
+def parse_offsets(option: str, text: str, group: str | None = None) -> StartOrEnd:
     """Parse `startingOffsets` or `endingOffsets`. group: the group that the value "group" means. Raises
     `OptionError`.
     """
@@ -194,7 +194,7 @@ def parse_times(option: str, text: str, unmatched: Strategy) -> TimesByQueue:
     return TimesByQueue(option, _json(expected, text, lowest=0), unmatched)
 
 
-def start_of(given: Mapping[str, str]) -> Limit | None:
+def start_of(given: Mapping[str, str]) -> StartOrEnd | None:
     """Raises `OptionError`."""
     unmatched: Strategy = _strategy("startingOffsetsByTimestampStrategy", given)
     return _first_given(
@@ -207,7 +207,7 @@ def start_of(given: Mapping[str, str]) -> Limit | None:
     )
 
 
-def end_of(given: Mapping[str, str]) -> Limit | None:
+def end_of(given: Mapping[str, str]) -> StartOrEnd | None:
     """Raises `OptionError`."""
     return _first_given(
         given,
@@ -219,11 +219,11 @@ def end_of(given: Mapping[str, str]) -> Limit | None:
     )
 
 
-def option_of(limit: Limit, default: str) -> str:
+def option_of(limit: StartOrEnd, default: str) -> str:
     return limit.option if isinstance(limit, OffsetsByQueue | Time | TimesByQueue) else default
 
 
-def require_order(start: Limit, end: Limit) -> None:
+def require_order(start: StartOrEnd, end: StartOrEnd) -> None:
     if isinstance(start, Time) and isinstance(end, Time):
         now = int(time.time() * 1000)
         first, last = (each.timestamp if each.timestamp >= 0 else now + each.timestamp for each in (start, end))
@@ -234,7 +234,7 @@ def require_order(start: Limit, end: Limit) -> None:
             )
 
 
-def says(limit: Limit, offset: int) -> str | None:
+def says(limit: StartOrEnd, offset: int) -> str | None:
     """Return for which queues a limit is `offset` (EARLIEST or LATEST), as a part of an error message.
 
     The text is "" for all queues, " for <queue>" for one queue, and None for no queue.
@@ -252,7 +252,9 @@ def _strategy(name: str, given: Mapping[str, str]) -> Strategy:
     return "latest" if text == "latest" else "error"
 
 
-def _first_given(given: Mapping[str, str], parsers: Mapping[str, Callable[[str, str], Limit]]) -> Limit | None:
+def _first_given(
+    given: Mapping[str, str], parsers: Mapping[str, Callable[[str, str], StartOrEnd]]
+) -> StartOrEnd | None:
     """Parse all given options, so that an invalid one raises an error. Return the first in the order of `parsers`."""
     limits = [parse(name, given[name]) for name, parse in parsers.items() if name in given]
     return limits[0] if limits else None

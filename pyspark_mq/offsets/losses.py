@@ -30,7 +30,7 @@ from store.model.log_protocol import Bounds, Queue, QueueRange
 _log = logging.getLogger("pyspark_mq")
 
 
-class Case(Enum):
+class LossCase(Enum):
     """How messages were lost. first, end: the present bounds of the queue."""
 
     EXPIRED = "older messages were deleted, and the queue's first message is now {first}"
@@ -53,7 +53,7 @@ class Loss(NamedTuple):
     """
 
     lost: QueueRange
-    case: Case
+    case: LossCase
     there: Bounds = Bounds(0, 0)
 
     def rest_of(self, wanted: QueueRange) -> QueueRange:
@@ -77,13 +77,13 @@ def loss_before(queue: Queue, position: int, there: Bounds | None, is_another: b
     """
     rest = QueueRange(queue, position, position)
     if there is None:
-        return Loss(rest, Case.GONE)
+        return Loss(rest, LossCase.GONE)
     if position > there.max_offset:
-        return Loss(rest._replace(start=there.max_offset), Case.CUT, there)
+        return Loss(rest._replace(start=there.max_offset), LossCase.CUT, there)
     if is_another:
-        return Loss(rest, Case.ANOTHER, there)
+        return Loss(rest, LossCase.ANOTHER, there)
     if position < there.min_offset:
-        return Loss(rest._replace(end=there.min_offset), Case.EXPIRED, there)
+        return Loss(rest._replace(end=there.min_offset), LossCase.EXPIRED, there)
     return None
 
 
@@ -91,13 +91,13 @@ def loss_in(wanted: QueueRange, there: Bounds | None, is_another: bool) -> Loss 
     if wanted.length <= 0:
         return None
     if there is None:
-        return Loss(wanted, Case.GONE)
+        return Loss(wanted, LossCase.GONE)
     if is_another:
-        return Loss(wanted, Case.ANOTHER, there)
+        return Loss(wanted, LossCase.ANOTHER, there)
     if wanted.start < there.min_offset:
-        return Loss(wanted._replace(end=min(there.min_offset, wanted.end)), Case.EXPIRED, there)
+        return Loss(wanted._replace(end=min(there.min_offset, wanted.end)), LossCase.EXPIRED, there)
     if wanted.end > there.max_offset:
-        return Loss(wanted._replace(start=max(wanted.start, there.max_offset)), Case.UNSEEN, there)
+        return Loss(wanted._replace(start=max(wanted.start, there.max_offset)), LossCase.UNSEEN, there)
     return None
 
 

@@ -7,10 +7,19 @@ from enum import Enum
 from typing import cast
 
 from pyspark_mq.errors import OptionError
-from pyspark_mq.offsets.limits import EARLIEST, LATEST, EarliestOrLatest, Limit, end_of, require_order, says, start_of
+from pyspark_mq.offsets.limits import (
+    EARLIEST,
+    LATEST,
+    EarliestOrLatest,
+    StartOrEnd,
+    end_of,
+    require_order,
+    says,
+    start_of,
+)
 from pyspark_mq.options.log_address import CLUSTER_NAMES, address_of, broker_timeout, when_broker_missing
 from pyspark_mq.options.subscription import SubscribedQueues
-from pyspark_mq.options.tables import READ_OPTIONS, WRITE_OPTIONS, Given, known_options, names_of
+from pyspark_mq.options.tables import READ_OPTIONS, WRITE_OPTIONS, GivenOptions, known_options, names_of
 from pyspark_mq.options.values import boolean, byte_size, duration, group, milliseconds, one_of, positive, shared_path
 from store import FilterError, message_filter
 from store.api.group_protocol import Subscription as Expression
@@ -39,8 +48,8 @@ class SourceOptions:
 
     address: LogAddress
     subscription: SubscribedQueues
-    start: Limit | None
-    end: Limit | None
+    start: StartOrEnd | None
+    end: StartOrEnd | None
     consumer_group: str | None
     orderly: WhenLocked | None
     expression: Expression
@@ -105,7 +114,7 @@ class SourceOptions:
             skips_missing_brokers=when_broker_missing(given, "wait", "skip") == "skip",
         )
 
-    def stream_start(self) -> Limit:
+    def stream_start(self) -> StartOrEnd:
         """Return where a new streaming query starts. Raises `OptionError` for options that a stream cannot have."""
         if self.end is not None:
             raise OptionError(
@@ -151,7 +160,7 @@ class SourceOptions:
                     "and realTimePartitions, or remove realTime"
                 )
 
-    def batch_limits(self) -> tuple[Limit, Limit]:
+    def batch_limits(self) -> tuple[StartOrEnd, StartOrEnd]:
         """Return the start and the end of a batch query. Raises `OptionError` for options that it cannot have."""
         start, end = self.start or EarliestOrLatest(EARLIEST), self.end or EarliestOrLatest(LATEST)
         _refuse("startingOffsets", start, LATEST, "latest (-1): a batch query would read no messages")
@@ -183,7 +192,7 @@ def _refuse_options_of_writes(options: Mapping[str, str]) -> None:
             )
 
 
-def _message_filter(given: Given) -> MessageFilter:
+def _message_filter(given: GivenOptions) -> MessageFilter:
     expression, kind = given.get("subExpression"), given.text("expressionType")
     if expression is None and "expressionType" in given:
         raise OptionError(
@@ -196,7 +205,7 @@ def _message_filter(given: Given) -> MessageFilter:
         raise OptionError(f"subExpression: {str(error).removeprefix('subExpression ')}") from error
 
 
-def _orderly(given: Given) -> WhenLocked | None:
+def _orderly(given: GivenOptions) -> WhenLocked | None:
     mode = given.value("consumeMode", one_of("concurrently", "orderly"))
     when_locked = given.value("whenLocked", one_of(*(each.value for each in WhenLocked)))
     if mode != "orderly":
@@ -218,7 +227,7 @@ def _orderly(given: Given) -> WhenLocked | None:
     return WhenLocked(when_locked)
 
 
-def _refuse(name: str, limit: Limit, offset: int, why: str) -> None:
+def _refuse(name: str, limit: StartOrEnd, offset: int, why: str) -> None:
     where = says(limit, offset)
     if where is not None:
         raise OptionError(f"{name} cannot be {why}{where}")

@@ -285,7 +285,7 @@ def names_of(table: Iterable[Option]) -> tuple[str, ...]:
     return tuple(option.name for option in table)
 
 
-class Given(dict[str, str]):
+class GivenOptions(dict[str, str]):
     """The given options, by documented name. `text` and `value` add the defaults of `table`."""
 
     def __init__(self, given: Mapping[str, str], table: Iterable[Option]) -> None:
@@ -302,7 +302,7 @@ class Given(dict[str, str]):
         return parse(name, self[name]) if name in self else None
 
 
-def known_options(options: Mapping[str, str], table: Iterable[Option], others: Iterable[str] = ()) -> Given:
+def known_options(options: Mapping[str, str], table: Iterable[Option], others: Iterable[str] = ()) -> GivenOptions:
     """Return the options by documented name. Raises `OptionError` for one that is not in `table` or `others`."""
     names = (*names_of(table), *others)
     given = {name.lower(): value for name, value in options.items()}
@@ -317,7 +317,7 @@ def known_options(options: Mapping[str, str], table: Iterable[Option], others: I
     for name in given:
         if name not in by_lower_name:
             raise OptionError(f"Unknown option {name!r}: {_hint(name, by_lower_name)}")
-    return Given({by_lower_name[name]: value for name, value in given.items()}, table)
+    return GivenOptions({by_lower_name[name]: value for name, value in given.items()}, table)
 
 
 def _hint(name: str, by_lower_name: Mapping[str, str]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from pyspark_mq.errors import MqSourceError
-from pyspark_mq.offsets.losses import Case, Loss, report_loss
+from pyspark_mq.offsets.losses import Loss, LossCase, report_loss
 from pyspark_mq.offsets.stream_offsets import BatchStart, EpochOffset, StreamOffset, begin_batch
 from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.planning.batch_limits import BatchLimits
@@ -95,7 +95,7 @@ class Planner:
         replaced = replaced_queues(self._log, positions, end.last)
         for queue, there in self._log.bounds(replaced).items():
             lost = QueueRange(queue, positions[queue], positions[queue])
-            report_loss(self._options.fail_on_data_loss, Loss(lost, Case.ANOTHER, there))
+            report_loss(self._options.fail_on_data_loss, Loss(lost, LossCase.ANOTHER, there))
 
     def close(self) -> None:
         if "_group" in self.__dict__:

@@ -5,8 +5,8 @@ import time
 from collections.abc import Collection, Container, Iterable, Mapping
 
 from pyspark_mq.errors import OptionError, SubscriptionError
-from pyspark_mq.offsets.limits import Limit
-from pyspark_mq.offsets.losses import Case, Loss, loss_before, report_loss, report_missing
+from pyspark_mq.offsets.limits import StartOrEnd
+from pyspark_mq.offsets.losses import Loss, LossCase, loss_before, report_loss, report_missing
 from pyspark_mq.offsets.stream_offsets import BatchStart
 from pyspark_mq.options.source import SourceOptions
 from store.model.errors import BrokerMissing
@@ -79,7 +79,7 @@ class Queues:
     def _must_have(self, queues: Iterable[Queue], there: Container[Queue]) -> None:
         for queue in queues:
             if queue not in there:
-                report_loss(self._options.fail_on_data_loss, Loss(QueueRange(queue, 0, 0), Case.GONE))
+                report_loss(self._options.fail_on_data_loss, Loss(QueueRange(queue, 0, 0), LossCase.GONE))
 
     def _warn(self, topics: Collection[str]) -> None:
         doubts = [self._options.subscription.doubt(topics or self._log.topics())]
@@ -126,7 +126,7 @@ class Queues:
         kept = {queue: was for queue, was in batch.last.items() if ends.get(queue) == batch.begin[queue]}
         return kept | self._log.fingerprints({queue: end for queue, end in ends.items() if queue not in kept})
 
-    def resolve(self, option: str, limit: Limit, bounds: Mapping[Queue, Bounds]) -> Positions:
+    def resolve(self, option: str, limit: StartOrEnd, bounds: Mapping[Queue, Bounds]) -> Positions:
         """Return an offset within the bounds for each queue, from `limit`, the value of `option`. Raises
         `OptionError`.
         """

@@ -11,7 +11,7 @@ from functools import partial
 import pyarrow as pa
 
 from pyspark_mq.errors import LedgerError, OptionError
-from pyspark_mq.offsets.losses import Case, Loss, loss_before, report_loss
+from pyspark_mq.offsets.losses import Loss, LossCase, loss_before, report_loss
 from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.planning.query_group import group_of, has_locks
 from pyspark_mq.planning.queues import has_deleted_queue, replaced_queues
@@ -156,7 +156,7 @@ class HeldReader:
         there, missing = log.look(reached)
         for queue in (queue for queue in reached if queue not in there and queue.broker not in missing):
             report_loss(
-                self._options.fail_on_data_loss, Loss(QueueRange(queue, reached[queue], reached[queue]), Case.GONE)
+                self._options.fail_on_data_loss, Loss(QueueRange(queue, reached[queue], reached[queue]), LossCase.GONE)
             )
 
     def _read_to_record(self, log: Log, reached: Positions, record: TaskRecord) -> Iterator[pa.RecordBatch]:

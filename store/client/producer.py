@@ -17,9 +17,9 @@ from store.api.message_store import MessageStore
 from store.client.cluster_appends import ClusterAppends
 from store.client.producer_buffer import Buffer, BufferLimits
 from store.client.producer_future import Row, SendFuture, already_stored
-from store.client.producer_memory import Memory
 from store.client.producer_sender import Sender
 from store.client.replies import Replies
+from store.client.sent_sequences import SentSequences
 from store.cluster.address import SCHEME, ClusterAddress
 from store.disk.opened import Opened, shown
 from store.format.layout import RECORD_HEADER
@@ -85,19 +85,19 @@ class Producer(Opened):
         super().__init__(what, f"Producer({str(self._store.path)!r}{more})")
         self._topics: set[str] = set()
         self._buffer = Buffer(what, limits)
-        self._memory: Memory | None = None
+        self._sequences: SentSequences | None = None
         self._replies: Replies | None = None
         self._first_request = threading.RLock()
         try:
             if name is not None and isinstance(self._store, MessageStore):
-                self._memory = Memory(self._store, name)
-            self._sender = Sender(what, self._store, self._buffer, self._memory, owns=owns)
+                self._sequences = SentSequences(self._store, name)
+            self._sender = Sender(what, self._store, self._buffer, self._sequences, owns=owns)
             self._sender.start()
         except BaseException:
             self._is_over = True
             self._buffer.close()  # ends a started sender
-            if self._memory is not None:
-                self._memory.close()
+            if self._sequences is not None:
+                self._sequences.close()
             if owns:
                 self._store.close()
             raise
@@ -171,17 +171,17 @@ class Producer(Opened):
         row = body, tags, keys, properties, queue_id, sharding_key, flag, born_timestamp, delay_level, deliver_at
         if self._cluster is not None:
             row = self._cluster.with_id(row)
-        if sequence is not None or self._memory is not None:
+        if sequence is not None or self._sequences is not None:
             return self._send_once(topic, row, sequence)
         return self._buffer.add(topic, row, _HEADER_BYTES + len(body))
 
     def _send_once(self, topic: str, row: Row, sequence: int | None) -> SendFuture:
-        if self._memory is None:
+        if self._sequences is None:
             raise InvalidArgument("a sequence, of a producer without a name; give it one: Producer(path, 'importer')")
         if sequence is None:
             raise InvalidArgument("no sequence, of a producer with a name; give sequence=, ascending in each topic")
         sequence = integer("sequence", sequence)
-        if self._memory.has(topic, sequence):
+        if self._sequences.has(topic, sequence):
             return already_stored(topic)
         return self._buffer.add(topic, row, _HEADER_BYTES + len(row[0]), sequence)
 
@@ -194,7 +194,7 @@ class Producer(Opened):
         self.must_be_open()
         if isinstance(self._store, ClusterAppends):
             raise UnsupportedStore(f"{self._what}: requests are for a directory; a cluster does not pass replies on")
-        if self._memory is not None:
+        if self._sequences is not None:
             raise InvalidArgument(f"{self._what}: requests have no sequences; make them by a producer without a name")
         deadline = time.monotonic() + span("timeout", timeout)
         with self._first_request:
@@ -219,7 +219,7 @@ class Producer(Opened):
     def last_sequence(self, topic: str) -> int | None:
         """Return the highest sequence of a topic in the log when this producer was opened, None if there was none."""
         self.must_be_open()
-        return None if self._memory is None else self._memory.found.get(topic)
+        return None if self._sequences is None else self._sequences.found.get(topic)
 
     def _send_message(self, message: object, sequence: int | None) -> SendFuture:
         if not isinstance(message, Message):

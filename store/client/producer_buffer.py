@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import NamedTuple
 
-from store.client.producer_future import WIDTH, Lot, Row, SendFuture
+from store.client.producer_future import WIDTH, Row, SendFuture, TopicBatch
 from store.disk.opened import is_owned
 from store.model.errors import BufferFull, InvalidArgument, StoreClosed, StoreLocked
 
@@ -34,7 +34,7 @@ class Buffer:
         self._is_adding = False
         self._work = threading.Condition(self._lock)
         self._room = threading.Condition(self._lock)
-        self._lots: dict[str, Lot] = {}
+        self._batches: dict[str, TopicBatch] = {}
         self._bytes = 0
         self._check_at = 0  # when `_bytes` reaches it, `add` checks for room and wakes the taker
         self._is_closed = self._is_urgent = self._is_over = False
@@ -56,22 +56,22 @@ class Buffer:
                 self._is_adding = True
                 if is_check_due := self._bytes >= self._check_at:
                     self._check_room()
-                lot = self._lots.get(topic)
-                if lot is None:
-                    lot = Lot(topic)
-                number = len(lot.fields) // WIDTH
+                batch = self._batches.get(topic)
+                if batch is None:
+                    batch = TopicBatch(topic)
+                number = len(batch.fields) // WIDTH
                 if sequence is not None:
-                    last = lot.sequences[number - 1] if number else self._last_sequences.get(topic)
+                    last = batch.sequences[number - 1] if number else self._last_sequences.get(topic)
                     self._check_ascending(topic, last, sequence)
-                    lot.sequences[number:] = [sequence]
-                lot.fields.extend(row)
+                    batch.sequences[number:] = [sequence]
+                batch.fields.extend(row)
                 if not number:
-                    self._lots[topic] = lot
+                    self._batches[topic] = batch
                 self._bytes += size
                 if is_check_due or self._bytes >= self._check_at:
                     self._work.notify()
                     self._check_at = self._batch_bytes if self._bytes < self._batch_bytes else self._max_bytes
-                return SendFuture(lot, number)
+                return SendFuture(batch, number)
             finally:
                 self._is_adding = False
 
@@ -123,7 +123,7 @@ class Buffer:
                 "lock; a larger buffer_bytes stands longer bursts"
             )
 
-    def take(self) -> list[Lot] | None:
+    def take(self) -> list[TopicBatch] | None:
         """Wait for messages, and return all of them; None if the buffer is closed and empty.
 
         The call also declares that the messages of all earlier calls are settled: appended or failed.
@@ -132,18 +132,20 @@ class Buffer:
             self._taker = threading.current_thread()
             self._settled = self._taken
             self._room.notify_all()
-            self._work.wait_for(lambda: self._lots or self._is_closed)
+            self._work.wait_for(lambda: self._batches or self._is_closed)
             if self._linger and not self._is_urgent:
                 self._work.wait_for(lambda: self._is_urgent or self._bytes >= self._batch_bytes, self._linger)
-            if not self._lots:
+            if not self._batches:
                 return None
-            lots, self._lots = list(self._lots.values()), {}
-            self._last_sequences |= {lot.topic: lot.sequences[len(lot) - 1] for lot in lots if lot.sequences}
+            batches, self._batches = list(self._batches.values()), {}
+            self._last_sequences |= {
+                batch.topic: batch.sequences[len(batch) - 1] for batch in batches if batch.sequences
+            }
             self._bytes = self._check_at = 0
             self._is_urgent = self._is_closed
             self._taken += 1
             self._room.notify_all()
-            return lots
+            return batches
 
     def flush(self) -> None:
         """Wait until all messages added before are settled.
@@ -157,8 +159,8 @@ class Buffer:
                     f"{self._what}: flush was called by what a future calls when it is done, and nothing is appended "
                     "meanwhile; call it from another thread"
                 )
-            last = self._taken + bool(self._lots)
-            self._is_urgent |= bool(self._lots)
+            last = self._taken + bool(self._batches)
+            self._is_urgent |= bool(self._batches)
             self._work.notify()
             self._room.wait_for(lambda: self._settled >= last or self._is_over)
 
@@ -173,12 +175,12 @@ class Buffer:
             self._work.notify()
             self._room.notify_all()
 
-    def abandon(self) -> list[Lot]:
+    def abandon(self) -> list[TopicBatch]:
         """Close, and return the messages that were not taken."""
         with self._lock:
             self.close()
-            lots, self._lots = list(self._lots.values()), {}
-            return lots
+            batches, self._batches = list(self._batches.values()), {}
+            return batches
 
     def end(self) -> None:
         """Declare that the taker has ended, so that `flush` does not wait for it."""

@@ -1,4 +1,4 @@
-"""`SendFuture`, which `Producer.send` returns, and `Lot`, the batch of messages behind it."""
+"""`SendFuture`, which `Producer.send` returns, and `TopicBatch`, the messages that are appended with it."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ Outcome = PlacedRows | Failure | PutResult
 ALREADY_STORED = PutResult(PutStatus.ALREADY_STORED, -1, -1, -1, "")
 
 
-class Lot:
+class TopicBatch:
     """Messages of one topic that are appended together. Later it has their outcomes.
 
     fields: the fields of all messages in one flat list, because an object for each message would slow the garbage
     collector. Empty when settled.
-    settled: done when all outcomes are known. Only the `Sender` settles a lot.
+    settled: done when all outcomes are known. Only the `Sender` settles a batch.
     """
 
     def __init__(self, topic: str) -> None:
@@ -128,10 +128,10 @@ class Lot:
 class SendFuture:
     """The outcome of one message. It can be awaited, but not cancelled, because a sent message cannot be withdrawn."""
 
-    __slots__ = ("_lot", "_row")
+    __slots__ = ("_batch", "_row")
 
-    def __init__(self, lot: Lot, row: int) -> None:
-        self._lot = lot
+    def __init__(self, batch: TopicBatch, row: int) -> None:
+        self._batch = batch
         self._row = row
 
     def result(self, timeout: float | None = None) -> PutResult:
@@ -147,27 +147,27 @@ class SendFuture:
         return outcome.to_raise() if isinstance(outcome, Failure) else None
 
     def done(self) -> bool:
-        return self._lot.is_settled
+        return self._batch.is_settled
 
     def add_done_callback(self, call: Callable[[SendFuture], object]) -> None:
         """Call `call` with this future: now if it is done, otherwise later in the producer's thread.
 
         `call` must not block that thread. Its errors are logged.
         """
-        self._lot.settled.add_done_callback(lambda _: call(self))
+        self._batch.settled.add_done_callback(lambda _: call(self))
 
     def __await__(self) -> Generator[Any, None, PutResult]:
         from asyncio import wrap_future  # slow to import
 
-        yield from wrap_future(self._lot.settled).__await__()
+        yield from wrap_future(self._batch.settled).__await__()
         return self.result()
 
     def _outcome(self, timeout: float | None) -> PutResult | Failure:
-        self._lot.wait(timeout)
-        return self._lot.outcome(self._row)
+        self._batch.wait(timeout)
+        return self._batch.outcome(self._row)
 
 
 def already_stored(topic: str) -> SendFuture:
-    lot = Lot(topic)
-    lot.settle(1, ALREADY_STORED)
-    return SendFuture(lot, 0)
+    batch = TopicBatch(topic)
+    batch.settle(1, ALREADY_STORED)
+    return SendFuture(batch, 0)

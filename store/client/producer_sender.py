@@ -14,8 +14,8 @@ from store.api.message_store import MessageStore
 from store.api.writer import Append
 from store.client.cluster_appends import ClusterAppends, MessageAppend
 from store.client.producer_buffer import Buffer
-from store.client.producer_future import Failure, Lot, Outcome, PlacedRows
-from store.client.producer_memory import Memory
+from store.client.producer_future import Failure, Outcome, PlacedRows, TopicBatch
+from store.client.sent_sequences import SentSequences
 from store.disk.figures import SEND_FAILED, SENT
 from store.format.encoding import MANY, NotColumns, table_of
 from store.format.message import Message
@@ -34,8 +34,8 @@ _REFUSALS = (MessageRefused, InvalidColumns, InvalidArgument, UnknownQueue)  # e
 
 _MOST_FAILURES = 100  # kept for `raise_unseen`
 
-# A lot, and rows [first, end) of it.
-_Part = tuple[Lot, int, int]
+# A batch, and rows [first, end) of it.
+_Part = tuple[TopicBatch, int, int]
 
 
 class Sender(threading.Thread):
@@ -48,43 +48,43 @@ class Sender(threading.Thread):
         what: str,
         store: MessageStore | ClusterAppends,
         buffer: Buffer,
-        memory: Memory | None,
+        sequences: SentSequences | None,
         *,
         owns: bool,
     ) -> None:
-        """memory: of a named producer. owns: whether to close the store at the end."""
+        """sequences: of a named producer. owns: whether to close the store at the end."""
         super().__init__(name="mq-producer", daemon=True)
         self.what = what
         self._store = store
         self._buffer = buffer
-        self._memory = memory
+        self._sequences = sequences
         self._fatal: Exception | None = None  # the failed append that ended a named producer
         self._owns = owns
         self._failures: list[Failure] = []
-        self._taken: Sequence[Lot] = ()
+        self._taken: Sequence[TopicBatch] = ()
 
     def run(self) -> None:
         try:
-            self._append_lots()
+            self._append_batches()
         except BaseException as error:  # noqa: BLE001  the futures and `raise_unseen` raise it
             self._fail_remaining(error)
         finally:
             self._buffer.end()
-        for opened in (self._memory, self._store if self._owns else None):
+        for opened in (self._sequences, self._store if self._owns else None):
             try:
                 if opened is not None:
                     opened.close()
             except Exception as error:  # noqa: BLE001  `raise_unseen` raises it
                 self._failures.append(Failure(error))
 
-    def _append_lots(self) -> None:
-        while (lots := self._buffer.take()) is not None:
-            self._taken = lots
-            self._append_or_split([(lot, 0, len(lot)) for lot in lots])
+    def _append_batches(self) -> None:
+        while (batches := self._buffer.take()) is not None:
+            self._taken = batches
+            self._append_or_split([(batch, 0, len(batch)) for batch in batches])
             self._taken = ()
-            if self._memory is not None and self._fatal is None:
+            if self._sequences is not None and self._fatal is None:
                 try:
-                    self._memory.persist_if_due()
+                    self._sequences.persist_if_due()
                 except Exception as error:  # noqa: BLE001  `raise_unseen` raises it
                     self._failed(error)
 
@@ -106,38 +106,38 @@ class Sender(threading.Thread):
             outcomes = [self._failed(error)] * len(parts)
             if not is_refused:
                 self._close_if_named(error)
-        for (lot, _, end), outcome in zip(parts, outcomes, strict=True):
-            lot.settle(end, outcome)
+        for (batch, _, end), outcome in zip(parts, outcomes, strict=True):
+            batch.settle(end, outcome)
             name = SEND_FAILED if isinstance(outcome, Failure) else SENT
-            self._store.figures.of(name, lot.topic).add((time.monotonic() - lot.since) * 1000)
+            self._store.figures.of(name, batch.topic).add((time.monotonic() - batch.since) * 1000)
 
     def _append(self, parts: Sequence[_Part]) -> list[PlacedRows]:
         append, firsts, count = self._store.begin(), [], 0
-        for lot, first, end in parts:
-            _add(append, lot.topic, lot.columns(first, end))
+        for batch, first, end in parts:
+            _add(append, batch.topic, batch.columns(first, end))
             firsts.append(count)
             count += end - first
-        reached = {lot.topic: lot.sequences[end - 1] for lot, _, end in parts if lot.sequences}
-        if self._memory is not None:
-            append.add_messages([self._memory.record(reached)])
+        reached = {batch.topic: batch.sequences[end - 1] for batch, _, end in parts if batch.sequences}
+        if self._sequences is not None:
+            append.add_messages([self._sequences.record(reached)])
         result, host = append.publish(), self._store.config.store_host
-        if self._memory is not None:
-            self._memory.reach(reached, int(result.physical_offsets[0]))
+        if self._sequences is not None:
+            self._sequences.reach(reached, int(result.physical_offsets[0]))
         return [PlacedRows(result, first, host) for first in firsts]
 
     def _fail_remaining(self, error: BaseException) -> None:
         """Settle all remaining messages with an error, so that no future waits forever."""
         failure = self._failed(error)
-        for lot in (*self._taken, *self._buffer.abandon()):
-            if not lot.is_settled:
-                lot.settle(len(lot), failure)
+        for batch in (*self._taken, *self._buffer.abandon()):
+            if not batch.is_settled:
+                batch.settle(len(batch), failure)
 
     def _close_if_named(self, error: Exception) -> None:
         """If the producer has a name, refuse all messages after a failed append.
 
         The log records only the highest sequence, so after a later append the failed messages would count as stored.
         """
-        if self._memory is not None and self._fatal is None:
+        if self._sequences is not None and self._fatal is None:
             self._fatal = error
             self._buffer.close(
                 StoreClosed(
@@ -189,6 +189,6 @@ def _add(append: Append | MessageAppend, topic: str, columns: Sequence[Sequence[
 def _halves(parts: Sequence[_Part]) -> list[list[_Part]]:
     if len(parts) > 1:
         return [[part] for part in parts]
-    ((lot, first, end),) = parts
+    ((batch, first, end),) = parts
     middle = (first + end) // 2
-    return [[(lot, first, middle)], [(lot, middle, end)]]
+    return [[(batch, first, middle)], [(batch, middle, end)]]

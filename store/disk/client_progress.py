@@ -4,7 +4,7 @@
     consumers/{group}/done/{member id}      one `DONE_OFFSET` for each slot; 0: no offset
     producers/{name}/reached.json           {"sequences": {"orders": 1041}, "since": 87, "open": true}
 
-Other members inherit the offsets of a dead member. `client.producer_memory` documents the producers' file. After a
+Other members inherit the offsets of a dead member. `client.sent_sequences` documents the producers' file. After a
 crash of the machine these files may be newer than the log. `step_back_members` and `reset_producers_ahead_of_log`
 correct them.
 """

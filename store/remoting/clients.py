@@ -53,7 +53,7 @@ class ProducerClient(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Beat:
+class ClientHeartbeat:
     """A heartbeat: a client, with the groups in which it consumes and produces."""
 
     client_id: str
@@ -62,7 +62,7 @@ class Beat:
     producers: Mapping[str, ProducerClient]
 
     @staticmethod
-    def of(command: Command, connection: Connection) -> Beat:
+    def of(command: Command, connection: Connection) -> ClientHeartbeat:
         """Parse the request HEART_BEAT. Raises `BadFrame`."""
         said = Heartbeat.of(command.body)
         id, by = said.client_id, (command.language, command.version)
@@ -71,7 +71,7 @@ class Beat:
             for each in said.consumers or ()
         }
         groups = [each.group_name for each in said.producers or ()]
-        return Beat(
+        return ClientHeartbeat(
             id,
             connection,
             consumers,
@@ -133,7 +133,7 @@ class Clients:
 
     # --- changes -------------------------------------------------------------------------------------------
 
-    def check_room(self, beat: Beat) -> None:
+    def check_room(self, beat: ClientHeartbeat) -> None:
         """Raise `RequestRefused` if a connection's clients would take too much memory."""
         with self._lock:
             more = _growth(self._consumers, beat, beat.consumers) + _growth(self._producers, beat, beat.producers)
@@ -197,7 +197,7 @@ def _clients_on(connection: Connection, table: _Table[Kind]) -> list[tuple[str, 
     ]
 
 
-def _growth(table: _Table[Kind], beat: Beat, said: Mapping[str, Kind]) -> int:
+def _growth(table: _Table[Kind], beat: ClientHeartbeat, said: Mapping[str, Kind]) -> int:
     """Return by how many bytes a heartbeat increases the memory of the clients on its connection."""
     more = 0
     for group, client in said.items():

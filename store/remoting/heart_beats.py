@@ -20,7 +20,7 @@ from store.disk.consumer_offsets import check_group_name
 from store.format.layout import RETRY_TOPIC_PREFIX
 from store.model.codes import CommandFlag, RequestCode, ResponseCode
 from store.model.errors import GroupConflict, RequestRefused, StoreClosed, StoreError
-from store.remoting.clients import Beat, ConsumerClient, ProducerClient
+from store.remoting.clients import ClientHeartbeat, ConsumerClient, ProducerClient
 from store.remoting.command import Command
 from store.remoting.connection import Connection
 from store.remoting.headers import ConsumerGroup, UnregisterClient
@@ -57,7 +57,7 @@ class HeartBeats:
             self._notify(group)
 
     def _heart_beat(self, request: Request) -> Response:
-        beat = Beat.of(request.command, request.connection)
+        beat = ClientHeartbeat.of(request.command, request.connection)
         self.clients.check_room(beat)
         changed: list[str] = []
         refused: StoreError | None = None

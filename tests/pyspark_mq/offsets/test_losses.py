@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 
 from pyspark_mq.errors import DataLossError, MqSourceError, OptionError, SubscriptionError
-from pyspark_mq.offsets.losses import Case, Loss, loss_before, loss_in, report_loss
+from pyspark_mq.offsets.losses import Loss, LossCase, loss_before, loss_in, report_loss
 from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.planning.queues import Queues
 from pyspark_mq.source.reading import RangeReader, RangeTask, default_schema
@@ -32,16 +32,16 @@ HAS = Bounds(10, 20)
         (10, HAS, False, None),
         (20, HAS, False, None),
         (0, Bounds(0, 0), False, None),
-        (4, HAS, False, (Case.EXPIRED, 4, 10)),
-        (25, HAS, False, (Case.CUT, 20, 25)),
-        (25, HAS, True, (Case.CUT, 20, 25)),
-        (15, HAS, True, (Case.ANOTHER, 15, 15)),
-        (4, HAS, True, (Case.ANOTHER, 4, 4)),
-        (15, None, False, (Case.GONE, 15, 15)),
+        (4, HAS, False, (LossCase.EXPIRED, 4, 10)),
+        (25, HAS, False, (LossCase.CUT, 20, 25)),
+        (25, HAS, True, (LossCase.CUT, 20, 25)),
+        (15, HAS, True, (LossCase.ANOTHER, 15, 15)),
+        (4, HAS, True, (LossCase.ANOTHER, 4, 4)),
+        (15, None, False, (LossCase.GONE, 15, 15)),
     ],
 )
 def test_losses_before_a_batch(
-    position: int, there: Bounds | None, is_another: bool, lost: tuple[Case, int, int] | None
+    position: int, there: Bounds | None, is_another: bool, lost: tuple[LossCase, int, int] | None
 ) -> None:
     loss = loss_before(A0, position, there, is_another)
     assert loss == (lost and Loss(QueueRange(A0, *lost[1:]), lost[0], there or Bounds(0, 0)))
@@ -53,19 +53,19 @@ def test_losses_before_a_batch(
         ((10, 20), HAS, False, None, (10, 20)),
         ((4, 4), HAS, True, None, (4, 4)),
         ((25, 25), None, True, None, (25, 25)),
-        ((4, 15), HAS, False, (Case.EXPIRED, 4, 10), (10, 15)),
-        ((4, 8), HAS, False, (Case.EXPIRED, 4, 8), (8, 8)),
-        ((15, 25), HAS, False, (Case.UNSEEN, 20, 25), (15, 20)),
-        ((22, 25), HAS, False, (Case.UNSEEN, 22, 25), (25, 25)),
-        ((15, 18), HAS, True, (Case.ANOTHER, 15, 18), (18, 18)),
-        ((15, 18), None, False, (Case.GONE, 15, 18), (18, 18)),
+        ((4, 15), HAS, False, (LossCase.EXPIRED, 4, 10), (10, 15)),
+        ((4, 8), HAS, False, (LossCase.EXPIRED, 4, 8), (8, 8)),
+        ((15, 25), HAS, False, (LossCase.UNSEEN, 20, 25), (15, 20)),
+        ((22, 25), HAS, False, (LossCase.UNSEEN, 22, 25), (25, 25)),
+        ((15, 18), HAS, True, (LossCase.ANOTHER, 15, 18), (18, 18)),
+        ((15, 18), None, False, (LossCase.GONE, 15, 18), (18, 18)),
     ],
 )
 def test_losses_within_a_range(
     wanted: tuple[int, int],
     there: Bounds | None,
     is_another: bool,
-    lost: tuple[Case, int, int] | None,
+    lost: tuple[LossCase, int, int] | None,
     left: tuple[int, int],
 ) -> None:
     planned = QueueRange(A0, *wanted)
@@ -75,7 +75,7 @@ def test_losses_within_a_range(
 
 
 def test_lost_messages_are_an_error_or_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    loss = Loss(QueueRange(Queue("a", 0), 1, 3), Case.EXPIRED, HAS)
+    loss = Loss(QueueRange(Queue("a", 0), 1, 3), LossCase.EXPIRED, HAS)
     what = "a/0 [1, 3) is lost: older messages were deleted, and the queue's first message is now 10"
     with pytest.raises(DataLossError) as caught:
         report_loss(True, loss)

@@ -169,7 +169,7 @@ def test_batch_is_published_at_once(store: MessageStore) -> None:
     with Producer(store) as producer:
         with nobody_appends(store):
             producer.send("t", "first")
-            until(lambda: not producer._buffer._lots)  # the batch is being sent and waits for the lock
+            until(lambda: not producer._buffer._batches)  # the batch is being sent and waits for the lock
             for number in range(1000):
                 producer.send("t", str(number))
             begin = store.confirm_offset

@@ -18,7 +18,7 @@ def test_full_buffer_refuses_messages_after_the_timeout(store: MessageStore) -> 
     with Producer(store, buffer_bytes=10_000, timeout=0.05) as producer:
         with nobody_appends(store):
             sent = [producer.send("u", bytes(1000))]
-            until(lambda: not producer._buffer._lots)
+            until(lambda: not producer._buffer._batches)
             sent += [producer.send("u", bytes(1000)) for _ in range(10)]
             with pytest.raises(BufferFull, match="this message was not taken"):
                 producer.send("u", bytes(1000))
@@ -101,5 +101,5 @@ def test_signal_handler_during_add_is_refused(verb: Callable[[Buffer], object]) 
     with pytest.raises(StoreLocked, match="signal handler called it during `send`"):
         buffer.add("t", numbered(1), 100, Interrupted(1))
     buffer.add("t", numbered(1), 100, 1)
-    (lot,) = buffer.take() or []
-    assert lot.sequences == [0, 1]
+    (batch,) = buffer.take() or []
+    assert batch.sequences == [0, 1]

@@ -1,4 +1,4 @@
-"""`Memory`: the last sequences of a named producer, so that no message is appended twice.
+"""`SentSequences`: the last sequences of a named producer, so that no message is appended twice.
 
 Each append of a named producer includes a message to `PRODUCERS_TOPIC`, whose key is the producer's name and whose body
 has the highest sequence of each topic. Because retention deletes these messages, a file has the sequences, too. It
@@ -36,7 +36,7 @@ _PERSIST_SECONDS = 60.0
 Sequences = Mapping[str, int]  # by topic
 
 
-class Memory:
+class SentSequences:
     """The sequences of an open producer. It keeps the producer's folder locked. Not thread-safe.
 
     found: the last sequence of each topic in the log on opening.
