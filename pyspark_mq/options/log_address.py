@@ -34,8 +34,8 @@ CLUSTER_OPTIONS = (
         "brokers",
         None,
         "broker-a,broker-b",
-        "the names of all brokers. A named broker that no name server lists is missing, also for a new query; a broker "
-        "that is not named is never waited for",
+        "the names of all brokers of the cluster. A query waits for each of them, even if no name server lists it. It "
+        "does not wait for a broker that is not in this list",
         "those that name servers list, or a checkpoint names",
     ),
     Option(
@@ -48,9 +48,9 @@ CLUSTER_OPTIONS = (
         "whenBrokerMissing",
         "wait",
         "skip",
-        "the behaviour while a broker does not answer. A query: `wait` for it, until `brokerTimeout` ends the query, "
-        "or `skip` it for however long it takes; a stream reads the other brokers either way. A write: `wait`, or "
-        "`failOver` to queues of other brokers",
+        "what a query or a write does while a broker does not answer. `wait`, the default: wait for it, and fail after "
+        "`brokerTimeout`. `skip` (queries): continue without it until it answers. `failOver` (writes): send to queues "
+        "of other brokers. A stream reads the other brokers in any case",
     ),
 )
 CLUSTER_NAMES = names_of(CLUSTER_OPTIONS)
