@@ -104,7 +104,8 @@ class Joining:
                 published.check_device()
         if not alone:
             raise StoreLocked(
-                f"{root}: its file 'watermark' or its queues were deleted while other processes write here; close those"
+                f"{root}: its file 'watermark' or its queues were deleted while other processes write here. Close "
+                "the store in all other processes, then open it again"
             )
         recovery = Recovery(root, self._log, self._index, size)
         return partial(recovery.carry_out, recovery.decide(plan, ends.of if ends is not None else {}))

@@ -167,7 +167,10 @@ class MessageFinder(StoreReader):
             found |= {queue.queue_id: bounds for queue, bounds in of_one_moment.items()}
         for queue, (start, stop) in found.items():
             if start > stop:
-                raise InvalidArgument(f"topic {topic!r}, queue {queue}: [{start}, {stop}) ends before it begins")
+                raise InvalidArgument(
+                    f"topic {topic!r}, queue {queue}: [{start}, {stop}) ends before it begins. Give an end at or "
+                    "after the begin"
+                )
             first = start if begin is None else min(max(start, self._stored_from(topic, queue, start, begin)), stop)
             last = stop if end is None else max(min(stop, self._stored_from(topic, queue, start, end)), first)
             found[queue] = first, last
@@ -181,8 +184,8 @@ class MessageFinder(StoreReader):
         found = self.offset_by_time(topic, queue, timestamp)
         if start < found <= self.offsets(topic, queue)[0]:
             raise OffsetLost(
-                f"topic {topic!r}, queue {queue}: which messages before offset {found} were stored at "
-                f"{iso_time(timestamp)} or after is not known here any more; begin there, or leave out the time"
+                f"topic {topic!r}, queue {queue}: messages before offset {found} were deleted, so the first message "
+                f"stored at {iso_time(timestamp)} or after is unknown. Begin at offset {found}, or give no time"
             )
         return found
 

@@ -123,7 +123,7 @@ class MessageStore(MessageFinder):
         except StoreUnavailable as error:
             if read_only or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
                 raise
-            raise error.advising("or open the store with read_only=True, which only reads it") from error.__cause__
+            raise error.advising("or open the store with read_only=True") from error.__cause__
 
     # --- topics ----------------------------------------------------------------------------------------
 
@@ -146,7 +146,7 @@ class MessageStore(MessageFinder):
         """
         self.must_be_open()
         if topic in NOT_FOR_PUTTING:
-            raise InvalidTopic(f"{self.path}: topic {topic!r} is a broker's own; it cannot be deleted")
+            raise InvalidTopic(f"{self.path}: topic {topic!r} is one of RocketMQ's own topics and cannot be deleted")
         self._writing().delete_topic(topic)
 
     # --- putting ---------------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ class MessageStore(MessageFinder):
 
     def __del__(self) -> None:
         if not self._is_over and "_watches" in vars(self):  # false if `__init__` raised
-            what = f"{self.path}: this store was dropped; close it, or use a with statement"
+            what = f"{self.path}: this store was dropped without a call of close. Close it, or use a with statement"
             warnings.warn(what, ResourceWarning, stacklevel=2, source=self)
 
     def __repr__(self) -> str:
@@ -332,7 +332,9 @@ class MessageStore(MessageFinder):
 
     def _writing(self) -> Writer:
         if self._writer is None:
-            raise ReadOnlyStore(f"{self.path}: open with read_only=True; open it without to write")
+            raise ReadOnlyStore(
+                f"{self.path}: the store is open with read_only=True. To write, open it without read_only"
+            )
         return self._writer
 
 

@@ -72,7 +72,7 @@ def topic_rows(store: StoreReader, topics: Iterable[str], sized: int | None = No
 def _topic_row(store: StoreReader, topic: str, queues: int, sized: int | None) -> TopicRow:
     bounds = store.bounds(Queue(topic, queue_id) for queue_id in range(queues))
     if not bounds:
-        raise UnknownTopic(f"{store.path}: no topic {topic!r}")
+        raise UnknownTopic(f"{store.path}: topic {topic!r} does not exist")
     messages = sum(end - first for first, end in bounds.values())
     try:
         size = None if sized is not None and messages > sized else _size(store, bounds)

@@ -334,7 +334,8 @@ class Append:
         self._writer.must_be_open()
         if self._parts is None:
             raise StoreClosed(
-                f"{self.path}: this append was published or abandoned; make a new one with MessageStore.begin()"
+                f"{self.path}: this append was already published or abandoned. Begin a new one with "
+                "MessageStore.begin()"
             )
         return self._parts
 

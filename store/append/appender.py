@@ -314,8 +314,8 @@ def _store_time(last: int) -> int:
     if last - now <= FAR_MS:
         return max(now, last)
     warnings.warn(
-        f"the newest message was stored {(last - now) / 1000:,.0f} s later than this machine's clock says now. The "
-        "clock was wrong then, or is wrong now: set it if it is wrong now. Messages are stored with its time",
+        f"The store time of the newest message is {(last - now) / 1000:,.0f} s after the present time of this "
+        "machine. This message is stored with the present time. Check the machine's clock, and set it if it is wrong",
         RuntimeWarning,
         stacklevel=2,
     )

@@ -139,11 +139,11 @@ class Flusher:
                 self._after_flush()
                 logged = ""
             except (FlushFailed, StoreReplaced):
-                _logger.exception("%s: nothing more is appended or flushed", self._root)
+                _logger.exception("%s: this process appends and flushes no more messages here", self._root)
                 return
             except Exception as error:
                 if logged != (logged := repr(error)):  # log a repeated error only once
-                    _logger.exception("%s: nothing is flushed; tried again every %g s", self._root, self._interval)
+                    _logger.exception("%s: flushing failed; trying again every %g s", self._root, self._interval)
 
 
 @contextmanager

@@ -41,8 +41,8 @@ class Holder(NamedTuple):
 
     def __str__(self) -> str:
         if self.pid == os.getpid():
-            return "this process, in another thread or by another store"
-        stopped = f", which is stopped: 'kill -CONT {self.pid}' lets it go on" if self.is_stopped else ""
+            return "this process (another thread, or another MessageStore)"
+        stopped = f", which is stopped (continue it: kill -CONT {self.pid})" if self.is_stopped else ""
         return f"process {self.pid} ({self.command}){stopped}"
 
 
@@ -107,9 +107,7 @@ _TIMEOUT_SECONDS = 30.0
 # Shortest and longest pause between two attempts. They grow, so that a long wait takes no CPU time.
 _PAUSE_SECONDS = (0.00002, 0.002)
 _LONGER = 1.2
-_NOBODY_SEEN = (
-    "a process that has let go of it just now, or that this user may not look into ('lslocks', run by root, names it)"
-)
+_NOBODY_SEEN = "a process that released it just now, or that this user cannot see (to name it, run lslocks as root)"
 
 
 class StoreLock(Opened):
@@ -189,9 +187,9 @@ class StoreLock(Opened):
     def _busy(self, timeout: float) -> StoreBusy:
         found = " and by ".join(map(str, holders(self._path, self._byte)))
         return StoreBusy(
-            f"{self._path.parent}: no turn to write within {timeout:g} s (lockTimeoutMillis); the lock (byte "
-            f"{self._byte} of {self._path.name}) is held by {found or _NOBODY_SEEN}. Nothing of this call is "
-            "visible: let that go on or end it, then repeat the call"
+            f"{self._path.parent}: the store's lock was not acquired within {timeout:g} s (lockTimeoutMillis). Byte "
+            f"{self._byte} of the file {self._path.name} is held by {found or _NOBODY_SEEN}. Nothing of this call "
+            "is visible. Wait until that process is done, or stop it. Then repeat the call"
         )
 
     def join(self) -> bool:
@@ -202,8 +200,8 @@ class StoreLock(Opened):
         alone = self._is_alone()
         if not set_lock(self._file.fd, fcntl.F_RDLCK, _OWNER_BYTE):
             raise StoreLocked(
-                f"{self._path.parent}: locked by a running RocketMQ broker (byte 0 of {self._path.name}); "
-                "stop the broker, or open the directory with read_only=True"
+                f"{self._path.parent}: locked by a running RocketMQ broker (byte 0 of the file {self._path.name}). "
+                "Stop the broker, or open the directory with read_only=True"
             )
         return alone
 
@@ -222,8 +220,8 @@ class StoreLock(Opened):
         """Raise `StoreLocked` if a RocketMQ broker runs here, because it caches the files' content."""
         if is_held(self._file.fd, _OWNER_BYTE):
             raise StoreLocked(
-                f"{self._path.parent}: a RocketMQ broker runs here, and keeps the offsets of consumer groups itself, "
-                "and their members; consume and commit through the broker, or stop it"
+                f"{self._path.parent}: a RocketMQ broker runs here, and keeps the members and offsets of groups in "
+                "its memory. Consume and commit through the broker, or stop it"
             )
 
     def leave(self) -> None:
@@ -246,7 +244,7 @@ class ByteLock(Opened):
     """A lock on one byte of a file, from `take` to `close` or the end of the process."""
 
     def __init__(self, path: Path, byte: int = 0) -> None:
-        super().__init__(f"a turn at {path}", "what took it")
+        super().__init__(f"a lock on {path}", "the code that acquired it")
         self._byte = byte
         self._threads = threading.Lock()  # `close` waits for `take`: the descriptor may be reused
         self._file = Descriptor(path, open_file)
@@ -272,8 +270,9 @@ def is_held(fd: int, byte: int, *, shared: bool = False) -> bool:
     """
     if not _IS_LINUX:
         raise StoreUnavailable(
-            f"byte {byte} of a lock file: whether anybody holds it cannot be asked on {sys.platform}, so groups and a "
-            "RocketMQ broker could overwrite each other's offsets; use consumer groups on Linux, or through a broker"
+            f"Consumer groups of a directory work on Linux only: {sys.platform} cannot tell who locks byte {byte} of "
+            "the lock file, so groups and a RocketMQ broker could overwrite each other's offsets. Use Linux, or "
+            "consume through a broker"
         )
     kind = fcntl.F_WRLCK if shared else fcntl.F_RDLCK  # which the locks in question exclude
     command = fcntl.F_OFD_GETLK if _HAS_OFD else fcntl.F_GETLK
@@ -321,6 +320,6 @@ def alone(root: Path, what: str) -> Iterator[None]:
     with closing(StoreLock(root)) as lock, lock.held():
         if not lock.join():
             others = [found for found in holders(root / LOCK_FILE, _OWNER_BYTE) if found.pid != os.getpid()]
-            who = " and ".join(map(str, others)) or "this one, or " + _NOBODY_SEEN
-            raise StoreLocked(f"{root}: other processes write here; close them before {what}: {who}")
+            who = " and ".join(map(str, others)) or "this process, or " + _NOBODY_SEEN
+            raise StoreLocked(f"{root}: other processes write here: {who}. Close the store in them before {what}")
         yield

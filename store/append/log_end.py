@@ -209,9 +209,9 @@ class _LogWalk:
     def _warn_of_bytes_after_end(self) -> None:
         if has_bytes_after(self._log, self.end) and not (self._root / ABORT_FILE).exists():
             warnings.warn(
-                f"{self._log.segments.directory}: no sound record at log offset {self.end}, the end of the readable "
-                "log, though the last owner closed the directory. A killed writer may have left the bytes; otherwise "
-                "messages are missing: restore the segment from a copy",
+                f"{self._log.segments.directory}: the readable log ends at log offset {self.end}, but damaged bytes "
+                "follow, and the last owner closed the directory. If a writer was killed, it may have left these "
+                "bytes. Otherwise messages are missing: restore the segment from a copy",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -105,9 +105,9 @@ class PublishedEnd:
     def is_older(self) -> CorruptStore:
         """Return the error for a published end that is older than the log."""
         return CorruptStore(
-            f"{self.path}: says that the log ends at {self._file.number('confirm_offset')}, and there was more: an "
-            "older file was put in its place while the store is open. Nothing is written by it; close the store in "
-            "all processes and open it for writing: it is rebuilt from the log"
+            f"{self.path}: this file was replaced by an older one while the store is open. It says that the log ends "
+            f"at {self._file.number('confirm_offset')}, but the log is longer. No more messages are appended. Close "
+            "the store in all processes and open it for writing: that rebuilds the file from the log"
         )
 
     @property
@@ -250,8 +250,8 @@ class _NumberFile:
         status = os.fstat(self._file.fd)
         if status.st_size != PUBLISHED_END_FILE_BYTES:
             raise CorruptStore(
-                f"{self.path}: {status.st_size} bytes, expected {PUBLISHED_END_FILE_BYTES}; "
-                "delete the file and open the store for writing: it is rebuilt from the log"
+                f"{self.path}: {status.st_size} bytes, expected {PUBLISHED_END_FILE_BYTES}. Delete the file and open "
+                "the store for writing: that rebuilds the file from the log"
             )
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
         with system_errors(self.path):
@@ -263,8 +263,9 @@ class _NumberFile:
         if magic != PUBLISHED_END_MAGIC or version != PUBLISHED_END_VERSION:
             raise CorruptStore(
                 f"{self.path}: magic {magic!r} version {version}, expected {PUBLISHED_END_MAGIC!r} version "
-                f"{PUBLISHED_END_VERSION}; written by another pyspark-mq, or damaged: use that version, or close the "
-                "store everywhere, delete the file and open the store for writing: it is rebuilt from the log"
+                f"{PUBLISHED_END_VERSION}. Another version of pyspark-mq wrote the file, or it is damaged. Use that "
+                "version. If the file is damaged, close the store in all processes, delete the file and open the "
+                "store for writing: that rebuilds the file from the log"
             )
 
     @property
@@ -279,8 +280,8 @@ class _NumberFile:
             if checked(found & _NUMBER_MASK) == found:
                 return found & _NUMBER_MASK
         raise CorruptStore(
-            f"{self.path}: {name} is {found:#x}, which fails its check; delete the file and open the store for "
-            "writing: it is rebuilt from the log"
+            f"{self.path}: {name} is {found:#x}, and its checksum is wrong. Delete the file and open the store for "
+            "writing: that rebuilds the file from the log"
         )
 
     def raw(self, name: str) -> int:

@@ -145,8 +145,8 @@ class RecordMaker:
         largest, limit = int(sizes.max(initial=0)), self._max_record_bytes - _GROWS_BYTES
         if largest > limit:
             raise illegal(
-                f"a record of {largest} bytes, which is put again in its own topic later: at most {limit}, or it might "
-                "fit no commit log segment then; create the store with a larger mappedFileSizeCommitLog"
+                f"a record has {largest} bytes, more than the {limit} allowed for a delayed or half message, which "
+                "grows when it moves to its own topic. Create the store with a larger mappedFileSizeCommitLog"
             )
 
 
@@ -229,7 +229,7 @@ def sendable(messages: Iterable[Message]) -> list[Message]:
 
 def _sendable(message: object) -> Message:
     if not isinstance(message, Message):
-        raise illegal(f"{message!r:.40} is a {type(message).__name__}; put takes a store.Message")
+        raise illegal(f"{message!r:.40} is a {type(message).__name__}. put takes a store.Message")
     if message.properties or type(message.properties) is not dict:
         check_mapping(message.properties)
         if not RESERVED.isdisjoint(message.properties):

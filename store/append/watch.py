@@ -167,7 +167,8 @@ class _WatchDescriptors:
 
 def _warn_of_polling(limit: str, error: OSError) -> None:
     warnings.warn(
-        f"{limit} is reached ({error.strerror}): polling every {POLL_SECONDS * 1000:.0f} ms; raise {limit}",
+        f"The system limit {limit} is reached ({error.strerror}), so readers poll every {POLL_SECONDS * 1000:.0f} "
+        f"ms. Raise {limit} to be notified instead",
         RuntimeWarning,
         stacklevel=5,
     )

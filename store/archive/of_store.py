@@ -206,14 +206,14 @@ class StoreArchive:
                     )
                     # Retention would trust the damaged entry's log offset, and delete records that are not archived.
                     if not is_there and at >= log.min_offset():
-                        raise CorruptSegment(f"{entries}: entry {first} is damaged; {MAKE_ANEW}")
+                        raise CorruptSegment(f"{entries}: entry {first} is damaged. {MAKE_ANEW}")
                     offsets.append(at)
         ends.forget(topics.deletions())
         for queue, maximum in maxima.items():
             end = ends.of.get((queue.topic, queue.queue_id), 0)
             if maximum < end:  # missing entries are not archived, and cannot be rebuilt once the log is deleted
                 raise CorruptSegment(
-                    f"{published.of(queue.topic, queue.queue_id)}: entry {end - 1}, which it had, is gone; {MAKE_ANEW}"
+                    f"{published.of(queue.topic, queue.queue_id)}: entry {end - 1}, which it had, is gone. {MAKE_ANEW}"
                 )
         return min(offsets)
 

@@ -66,7 +66,7 @@ class MessageAppend:
             try:
                 self.add(topic, table_of(list(zip(*(astuple(each)[1:] for each in of_topic), strict=True))))
             except NotColumns as error:
-                raise illegal(f"messages of topic {topic} cannot be sent together: {error}") from error
+                raise illegal(f"the messages of topic {topic} cannot be sent in one append: {error}") from error
 
     def publish(self) -> AppendResult:
         return self._append.publish()

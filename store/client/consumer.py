@@ -86,7 +86,7 @@ class Consumer(Opened):
         if listener is not None:
             check_listener(listener)
         if not isinstance(config, ConsumerConfig):
-            raise InvalidArgument(f"config={config!r:.40}: a {type(config).__name__}; give a ConsumerConfig")
+            raise InvalidArgument(f"config={config!r:.40} is a {type(config).__name__}. Give a ConsumerConfig")
         subscriptions = _subscriptions(topics)
         filters = {topic: message_filter(*subscription) for topic, subscription in subscriptions.items()}
         address = address_at(os.fspath(log)) if isinstance(log, str | os.PathLike) else log
@@ -196,8 +196,8 @@ class Consumer(Opened):
             return
         if self._queues.is_inside:
             raise StoreLocked(
-                f"{self._what}: a signal handler called `close` amid another call in the same thread. Let the handler "
-                "raise an exception instead"
+                f"{self._what}: a signal handler called close during another call in the same thread. Let the "
+                "handler raise an exception instead"
             )
         self._threads.stop()
         if not self._is_over and not self._threads.is_worker:
@@ -213,7 +213,7 @@ class Consumer(Opened):
 
     def _state(self) -> str:
         if self._threads.error is not None:
-            return f"ended by {type(self._threads.error).__name__}"
+            return f"stopped by {type(self._threads.error).__name__}"
         return counted(len(self._rebalancer.assigned), "queue")
 
     def __enter__(self) -> Consumer:
@@ -273,7 +273,9 @@ def _group(address: LogAddress | Log, group: str | Group) -> Group:
     if not isinstance(group, str):
         return group
     if not isinstance(address, HasGroups):
-        raise InvalidArgument(f"group={group!r}: of a log without groups, give the group itself")
+        raise InvalidArgument(
+            f"group={group!r} is a name, but this log has no groups that are found by name. Give a Group object"
+        )
     return address.group(group)
 
 
@@ -284,7 +286,8 @@ def _subscriptions(topics: str | Sequence[str] | Mapping[str, str | Subscription
         topics = dict.fromkeys(topics, "*")
     if not topics or not isinstance(topics, Mapping):
         raise InvalidArgument(
-            f"topics={topics!r:.80}: give a topic, a list of topics, or a mapping of topics to what to read of each"
+            f"topics={topics!r:.80} is not valid. Give a topic, a list of topics, or a mapping of topics to "
+            "Subscription objects or expressions"
         )
     return {
         topic: said if isinstance(said, Subscription) else Subscription(said or "*") for topic, said in topics.items()
@@ -295,4 +298,4 @@ def _check_topics(log: Log, wanted: Mapping[str, object]) -> None:
     known = log.topics()
     for topic in wanted:
         if topic not in known:
-            raise UnknownTopic(f"{topic}: no such topic; there are {', '.join(sorted(known)) or 'none'}")
+            raise UnknownTopic(f"{topic}: this topic does not exist. There are {', '.join(sorted(known)) or 'none'}")

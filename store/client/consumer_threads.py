@@ -58,7 +58,9 @@ class ConsumerThreads:
         for worker in self._workers:
             worker.join(max(0.0, deadline - time.monotonic()))
         if self._has_calls:
-            _logger.error("%s: closed while the listener hangs; what it has in hand comes again", self._what)
+            _logger.error(
+                "%s: closed while a call of the listener still runs; its messages are delivered again", self._what
+            )
 
     def join(self) -> None:
         """Wait for all threads except the workers, which a listener may block."""
@@ -84,7 +86,7 @@ class ConsumerThreads:
         except BaseException as error:  # noqa: BLE001 - `wait`, `close` and iterating raise it
             if not self._queues.is_closed:
                 self.error = error
-                _logger.error("%s: ended by %s: %s", self._what, type(error).__name__, error)
+                _logger.error("%s: stopped by %s: %s", self._what, type(error).__name__, error)
                 self.stop()
 
     def _rebalance(self) -> None:
@@ -99,5 +101,5 @@ class ConsumerThreads:
         try:
             step()
         except (StoreBusy, ObjectsUnavailable, Unreachable) as error:
-            _logger.warning("%s: tried again: %s", self._what, error)
+            _logger.warning("%s: failed, and is tried again: %s", self._what, error)
         self._figures.write()

@@ -117,11 +117,13 @@ class CallResult(NamedTuple):
 def check_listener(listener: object) -> None:
     """Raise `InvalidArgument` if `listener` is not callable, or if it is a coroutine or generator function."""
     if not callable(listener):
-        raise InvalidArgument(f"listener={listener!r:.80}: give a function of a sequence of messages")
+        raise InvalidArgument(
+            f"listener={listener!r:.80} is not callable. Give a function that takes a sequence of messages"
+        )
     if inspect.iscoroutinefunction(listener) or inspect.isgeneratorfunction(listener):
         raise InvalidArgument(
-            f"listener={listener!r:.80}: to call it runs none of it; give a plain function, or iterate: "
-            "'async for message in consumer'"
+            f"listener={listener!r:.80} is a coroutine or generator function, so a call runs none of its code. Give "
+            "a plain function, or iterate: 'async for message in consumer'"
         )
 
 
@@ -135,17 +137,17 @@ def call(listener: Listener, messages: Messages, group: str) -> CallResult:
     except ReconsumeLater as later:
         if 0 <= later.done <= len(messages):
             return CallResult(later.done, later.delay_level)
-        what = f"ReconsumeLater({later}) of {len(messages)} messages"
+        what = f"ReconsumeLater({later}) does not fit {len(messages)} messages"
     except Exception as error:  # noqa: BLE001 - logged and retried
         what = "".join(traceback.format_exception(error)).rstrip()
     else:
         if answer is None:
             return CallResult(len(messages))
-        what = f"the listener returned {answer!r:.80}; it has to return nothing, or raise ReconsumeLater"
+        what = f"the listener returned {answer!r:.80}. It must return None, or raise ReconsumeLater"
     if not messages.tries:
         ids = ", ".join(map(_named, messages[:_SHOWN]))
         more = f" and {len(messages) - _SHOWN} more" if len(messages) > _SHOWN else ""
-        _logger.warning("group %s: failed: %s%s: %s", group, ids, more, what)
+        _logger.warning("group %s: the listener failed for %s%s: %s", group, ids, more, what)
     return CallResult(0)
 
 
@@ -214,7 +216,7 @@ class Broadcast:
 
     def settle(self, queues: ProcessQueues, taken: TakenMessages, outcome: CallResult) -> None:
         if outcome.done < len(taken.handful.messages):
-            _logger.warning("%s: what failed does not come again, for this consumer is broadcasting", taken.queue.queue)
+            _logger.warning("%s: failed messages are dropped, because this consumer is broadcasting", taken.queue.queue)
         queues.done(taken)
 
 
@@ -234,7 +236,9 @@ def send_back(
     try:
         member.send_back([each.stored() for each in taken.handful.messages], delay_level, max_reconsume_times)
     except StoreError as error:
-        _logger.error("%s: could not be sent back, and is tried again in place: %s", taken.handful.messages, error)
+        _logger.error(
+            "%s: cannot be sent back to the store, and are tried again in place: %s", taken.handful.messages, error
+        )
         taken.handful.tried()
         queues.give_back(taken, _SEND_BACK_AGAIN_SECONDS)
     else:
@@ -266,7 +270,9 @@ def consume(
         outcome = call(listener, messages, group)
         if queues.is_forked:
             _logger.error(
-                "group %s: process %d, which its listener forked, came back from that, and ends", group, os.getpid()
+                "group %s: process %d, which a listener forked, returned from the listener. It exits now",
+                group,
+                os.getpid(),
             )
             return
         name = PROCESSED if outcome.done == len(messages) else PROCESS_FAILED

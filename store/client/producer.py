@@ -78,7 +78,7 @@ class Producer(Opened):
         owns = not isinstance(store, MessageStore)
         self._cluster = _cluster(store)
         if name is not None and self._cluster is not None:
-            raise UnsupportedStore(f"{self._cluster.path}: a cluster keeps no names of producers; leave the name out")
+            raise UnsupportedStore(f"{self._cluster.path}: a producer of a cluster cannot have a name. Remove name")
         self._store = self._cluster or _opened(store)
         what = f"{self._store.path}: producer" + ("" if name is None else f" {name!r}")
         more = "" if name is None else f", {name!r}"
@@ -177,9 +177,14 @@ class Producer(Opened):
 
     def _send_once(self, topic: str, row: Row, sequence: int | None) -> SendFuture:
         if self._sequences is None:
-            raise InvalidArgument("a sequence, of a producer without a name; give it one: Producer(path, 'importer')")
+            raise InvalidArgument(
+                "sequence is only for a producer with a name. Name the producer, as in Producer(path, 'importer'), "
+                "or remove sequence"
+            )
         if sequence is None:
-            raise InvalidArgument("no sequence, of a producer with a name; give sequence=, ascending in each topic")
+            raise InvalidArgument(
+                "A producer with a name needs a sequence for each message. Give sequence=, ascending in each topic"
+            )
         sequence = integer("sequence", sequence)
         if self._sequences.has(topic, sequence):
             return already_stored(topic)
@@ -193,9 +198,13 @@ class Producer(Opened):
         """
         self.must_be_open()
         if isinstance(self._store, ClusterAppends):
-            raise UnsupportedStore(f"{self._what}: requests are for a directory; a cluster does not pass replies on")
+            raise UnsupportedStore(
+                f"{self._what}: request works with a directory only, because a cluster does not pass replies on"
+            )
         if self._sequences is not None:
-            raise InvalidArgument(f"{self._what}: requests have no sequences; make them by a producer without a name")
+            raise InvalidArgument(
+                f"{self._what}: request works only with a producer without a name. Open another Producer for requests"
+            )
         deadline = time.monotonic() + span("timeout", timeout)
         with self._first_request:
             if self._replies is not None and self._replies.is_gone:
@@ -210,8 +219,8 @@ class Producer(Opened):
             return waits.result(max(0.0, deadline - time.monotonic()))
         except TimeoutError as error:
             raise NoReply(
-                f"{self._what}: no reply from topic {message.topic} within {timeout:g} s; see whether it is consumed, "
-                "and how fast, or wait for longer"
+                f"{self._what}: no reply from topic {message.topic} within {timeout:g} s. Check that a consumer of "
+                "the topic runs, or give a longer timeout"
             ) from error
         finally:
             replies.forget(properties)
@@ -224,7 +233,7 @@ class Producer(Opened):
     def _send_message(self, message: object, sequence: int | None) -> SendFuture:
         if not isinstance(message, Message):
             raise illegal(
-                f"{message!r:.40} is a {type(message).__name__}; send takes a store.Message, or a topic first"
+                f"{message!r:.40} is a {type(message).__name__}. send takes a store.Message, or a topic and a body"
             )
         if type(message.topic) is not str:
             raise illegal(f"topic={message.topic!r:.40}: must be a text")
@@ -278,7 +287,7 @@ class Producer(Opened):
 
     def __del__(self) -> None:
         if not self._is_over and "_sender" in vars(self):
-            what = f"{self._what}: was dropped; close it, or use a with statement"
+            what = f"{self._what}: was dropped without a call of close. Close it, or use a with statement"
             warnings.warn(what, ResourceWarning, stacklevel=2, source=self)
 
     def __repr__(self) -> str:

@@ -88,18 +88,18 @@ class Buffer:
 
     def _locked(self) -> StoreLocked:
         return StoreLocked(
-            f"{self._what}: a signal handler called it during `send` in the same thread. Let the handler set a flag or "
+            f"{self._what}: a signal handler called it during send in the same thread. Let the handler set a flag or "
             "raise an exception instead"
         )
 
     def _closed(self) -> StoreClosed:
-        return self._why_closed or StoreClosed(f"{self._what}: was closed; make a new one")
+        return self._why_closed or StoreClosed(f"{self._what}: was closed. Open a new one")
 
     def _check_ascending(self, topic: str, last: int | None, sequence: int) -> None:
         if last is not None and sequence <= last:
             raise InvalidArgument(
-                f"{self._what}: sequence {sequence} of topic {topic} was sent after {last}; sequences ascend in a "
-                "topic, also of what is sent again because it was refused"
+                f"{self._what}: sequence {sequence} of topic {topic} was sent after {last}. Sequences must ascend in "
+                "each topic, also for messages that are sent again after an error"
             )
 
     def _check_room(self) -> None:
@@ -118,9 +118,9 @@ class Buffer:
         self._is_adding = True
         if not has_room:
             raise BufferFull(
-                f"{self._what}: {self._bytes:,} bytes of messages wait to be appended, and none were within "
-                f"{self._timeout:g} s; this message was not taken. Send it again later, or see who keeps the store's "
-                "lock; a larger buffer_bytes stands longer bursts"
+                f"{self._what}: the buffer is full. It has {self._bytes:,} bytes of messages, and none were appended "
+                f"within {self._timeout:g} s. This message was not taken: send it again later. If another process "
+                "holds the store's lock, stop it (lslocks). A larger buffer_bytes absorbs longer bursts"
             )
 
     def take(self) -> list[TopicBatch] | None:
@@ -156,8 +156,8 @@ class Buffer:
         with self._lock:
             if threading.current_thread() is self._taker:
                 raise BufferFull(
-                    f"{self._what}: flush was called by what a future calls when it is done, and nothing is appended "
-                    "meanwhile; call it from another thread"
+                    f"{self._what}: a future's callback called flush in the thread that appends, which cannot wait "
+                    "for itself. Call flush from another thread"
                 )
             last = self._taken + bool(self._batches)
             self._is_urgent |= bool(self._batches)

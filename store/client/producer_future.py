@@ -107,8 +107,8 @@ class TopicBatch:
             return
         if os.getpid() != self._process:
             raise StoreForked(
-                f"A message of topic {self.topic} was sent by process {self._process} and not appended before process "
-                f"{os.getpid()} was forked from it. Ask its future in process {self._process}"
+                f"A message of topic {self.topic} was sent by process {self._process}, and was not appended before "
+                f"that process forked this one ({os.getpid()}). Ask its future in process {self._process}"
             )
         self.settled.result(timeout)
 

@@ -141,8 +141,8 @@ class Sender(threading.Thread):
             self._fatal = error
             self._buffer.close(
                 StoreClosed(
-                    f"{self.what}: an append failed ({error}), and nothing behind it was appended; make a new one, "
-                    "which knows where to go on"
+                    f"{self.what}: an append failed ({error}), so no later message was appended. Open a new producer "
+                    "with this name: it continues after the last stored sequence"
                 )
             )
 
@@ -163,14 +163,14 @@ class Sender(threading.Thread):
         if unseen:
             error = unseen[0].to_raise()
             for failure in unseen[1:]:
-                error.add_note(f"and, of others: {failure.to_raise()}")
+                error.add_note(f"another append failed: {failure.to_raise()}")
             raise error
 
     def must_be_another_thread(self) -> None:
         if threading.current_thread() is self:
             raise StoreLocked(
-                f"{self.what}: closed by what a future calls when it is done, in the thread that has to end meanwhile; "
-                "close it in another thread"
+                f"{self.what}: a future's callback called close in the thread that appends, which cannot wait for "
+                "its own end. Call close from another thread"
             )
 
     def finish(self) -> None:

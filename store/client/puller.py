@@ -172,7 +172,8 @@ class Puller:
             return False
         if queue.pulled < bounds.min_offset:
             _logger.warning(
-                "%s: messages [%d, %d) were deleted before they were consumed; keep them longer (fileReservedTime)",
+                "%s: messages [%d, %d) were deleted before they were consumed. Keep messages longer: raise "
+                "fileReservedTime",
                 queue.queue, queue.pulled, bounds.min_offset,
             )  # fmt: skip
             return self._queues.passed(queue, bounds.min_offset)

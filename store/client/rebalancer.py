@@ -104,7 +104,11 @@ class Rebalancer:
         held = self._held
         kept = self._member.lock(held)
         for queue in held.keys() - kept:
-            _logger.warning("%s: not renewed in time, and another's now; what is in hand comes twice", queue)
+            _logger.warning(
+                "%s: the lock of this queue expired and another member took it; the messages in hand are delivered "
+                "twice",
+                queue,
+            )
             self._queues.remove(held[queue])
             self._mine.pop(queue, None)
             self._leaving.pop(queue, None)
@@ -115,7 +119,7 @@ class Rebalancer:
         try:
             self._member.persist()
         except StoreFull as error:  # the next try may find space
-            _logger.warning("%s: how far the group is is noted later: %s", self._member.id, error)
+            _logger.warning("%s: offsets could not be committed, and are tried again: %s", self._member.id, error)
 
     def wait(self) -> None:
         self._member.wait(_LEAVING_LOOK_SECONDS if self._leaving else _LOOK_SECONDS)
@@ -144,7 +148,7 @@ class Rebalancer:
                 if queue.redirected_to is not None:
                     with suppress(UnknownTopic):
                         self._member.reset({name: queue.redirected_to})
-                        what = "%s: read up to %d, and going on at %d: an admin tool has reset the group"
+                        what = "%s: read up to %d, and continuing at %d: an admin tool reset the group"
                         _logger.warning(what, name, queue.pulled, queue.redirected_to)
                 self._leave(name, now)
 
@@ -205,7 +209,7 @@ class Rebalancer:
                 if not handful.is_logged and now > handful.since + self._config.consume_timeout:
                     handful.is_logged = True
                     _logger.warning(
-                        "%s: %r: in hand for %.1f seconds; nothing behind it is acknowledged",
+                        "%s: %r: in hand for %.1f seconds; the group's offset does not advance past it",
                         queue.queue, handful.messages, now - handful.since,
                     )  # fmt: skip
 
@@ -215,6 +219,6 @@ def _clamped(queue: Queue, position: int, bounds: Bounds) -> int:
         what = "messages [%d, %d) were deleted before they were consumed"
         _logger.warning(f"%s: {what}", queue, position, bounds.min_offset)
     if position > bounds.max_offset:
-        what = "the group stands at %d, but it ends at %d; going on there"
+        what = "the group's offset is %d, after the queue's end %d; continuing at the end"
         _logger.warning(f"%s: {what}", queue, position, bounds.max_offset)
     return min(max(position, bounds.min_offset), bounds.max_offset)

@@ -54,7 +54,10 @@ def reply(request: RequestMessage, body: bytes | str) -> Message:
     cluster = request.properties.get(PROPERTY_CLUSTER)
     found = {name: value for name, value in known.items() if value is not None}
     if cluster is None or len(found) < len(known):
-        raise InvalidArgument(f"{request!r:.200}: no request, so nobody waits for a reply; see Producer.request")
+        raise InvalidArgument(
+            f"{request!r:.200} is not a request, so its producer does not wait for a reply. Requests are sent by "
+            "Producer.request"
+        )
     properties = {**found, PROPERTY_MESSAGE_TYPE: REPLY_MESSAGE_TYPE}
     return Message(f"{cluster}_{REPLY_TOPIC_SUFFIX}", body, properties=properties)
 
@@ -124,12 +127,12 @@ class Replies:
                     if found is not None:
                         self._read(found.queue, found.start, found.end)
                         held.again(found.queue, found.end)
-            error: StoreError = StoreClosed(f"{self._what}: closed while a reply was waited for")
+            error: StoreError = StoreClosed(f"{self._what}: closed during the wait for a reply")
         except StoreClosed as closed:
             error = closed
         except StoreError as found_error:
             error = found_error
-            _logger.error("%s: no more are read: %s", self._what, error)
+            _logger.error("%s: no further replies are read: %s", self._what, error)
         self._error = error
         for correlation_id in list(self._waiting):
             self._waiting.pop(correlation_id).set_exception(error)
@@ -139,7 +142,7 @@ class Replies:
             try:
                 got = self._store.get_message(_READER, queue.topic, queue.queue_id, begin)
             except UnreadableBody as error:
-                _logger.error("%s: one cannot be read: %s", self._what, error)
+                _logger.error("%s: a reply cannot be read: %s", self._what, error)
                 begin += 1
                 continue
             for message in got.messages:

@@ -47,7 +47,7 @@ class SentSequences:
         try:
             check_group_name(name)
         except InvalidGroup as error:
-            raise InvalidGroup(f"a producer's name, which is made as that of a group: {error}") from None
+            raise InvalidGroup(f"a producer's name must be a valid name of a group: {error}") from None
         self.path = store.path
         self._store = store
         self._name = name
@@ -60,7 +60,9 @@ class SentSequences:
             fcntl.flock(self._lock.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             self._lock.close()
-            raise StoreLocked(f"{folder}: a producer of this name is open; close it, or take another name") from error
+            raise StoreLocked(
+                f"{folder}: another producer with this name is open. Close it, or choose another name"
+            ) from error
         try:
             if PRODUCERS_TOPIC not in store.topics():
                 store.create_topic(PRODUCERS_TOPIC, 1)
@@ -110,10 +112,10 @@ class SentSequences:
         first, end = self._store.offsets(PRODUCERS_TOPIC, 0)
         if was_open and first > since:
             raise OffsetLost(
-                f"{self._folder}: producer {self._name!r} was not closed, or its note was newer than the log, and what "
-                "it appended last may be deleted by now: nothing here tells how far it came. Look up in its topics "
-                'what was sent last, write that into "sequences" of reached.json there, and "open": false, and open '
-                "it again"
+                f"{self._folder}: producer {self._name!r} was not closed, or its file reached.json is newer than the "
+                "log. Its last messages may have been deleted, so its last sequence in each topic is unknown. Find "
+                'the last messages that it sent, write their sequences into "sequences" of reached.json, set "open" '
+                "to false there, and open the producer again"
             )
         # Ignore topics that were deleted after the append.
         is_there, columns = TopicTable(self._store.path).is_there, ("keys", "body", "physicalOffset")

@@ -82,9 +82,11 @@ class TransactionProducer(Opened):
         Raises as `MessageStore.open`, `InvalidGroup`, `InvalidArgument`.
         """
         if not callable(check):
-            raise InvalidArgument(f"check={check!r:.80}: give a function of a message that answers an Outcome")
+            raise InvalidArgument(
+                f"check={check!r:.80} is not callable. Give a function that takes a message and returns an Outcome"
+            )
         if seconds("check_interval", check_interval) <= 0:
-            raise InvalidArgument(f"check_interval={check_interval}: give seconds, above 0")
+            raise InvalidArgument(f"check_interval={check_interval} must be a number of seconds above 0")
         limits = seconds("immunity", immunity), integer("max_checks", max_checks, 1)
         self._owns = not isinstance(store, MessageStore)
         self._store = MessageStore.open(store, create=False) if not isinstance(store, MessageStore) else store
@@ -135,8 +137,8 @@ class TransactionProducer(Opened):
             return
         if self._transactions.is_inside:
             raise StoreLocked(
-                f"{self._what}: a signal handler called `close` during `send` in the same thread. Let the handler "
-                "raise an exception instead"
+                f"{self._what}: a signal handler called close during send in the same thread. Let the handler raise "
+                "an exception instead"
             )
         self._is_over = True
         self._checker.stopping.set()
@@ -148,7 +150,7 @@ class TransactionProducer(Opened):
 
     def __del__(self) -> None:
         if not self._is_over and "_checker" in vars(self):
-            what = f"{self._what}: was dropped; close it, or use a with statement"
+            what = f"{self._what}: was dropped without a call of close. Close it, or use a with statement"
             warnings.warn(what, ResourceWarning, stacklevel=2, source=self)
 
     def __enter__(self) -> TransactionProducer:
@@ -205,11 +207,13 @@ class _Checker(threading.Thread):
                         next_check = time.monotonic() + self._interval
             except (FlushFailed, StoreNotOpen, CorruptStore):
                 if not self.stopping.is_set():
-                    _logger.exception("%s: nobody is asked here any more", self._what)
+                    _logger.exception("%s: this process checks open transactions no longer", self._what)
                 break
             except (StoreError, OSError) as error:
                 if told != (told := repr(error)):  # log an error once
-                    _logger.exception("%s: asked again in %g s", self._what, self._interval)
+                    _logger.exception(
+                        "%s: open transactions cannot be checked; trying again in %g s", self._what, self._interval
+                    )
                 rest = self._interval
             self.stopping.wait(min(rest, threading.TIMEOUT_MAX))
 
@@ -217,11 +221,15 @@ class _Checker(threading.Thread):
         try:
             return _must_be_outcome(self._check(message))
         except BaseException:  # also SystemExit, which would end this thread silently
-            _logger.exception("%s: what became of %s is not known", self._what, message.msg_id)
+            _logger.exception(
+                "%s: check failed for message %s, so its transaction stays open", self._what, message.msg_id
+            )
             return Outcome.UNKNOWN
 
 
 def _must_be_outcome(answer: object) -> Outcome:
     if not isinstance(answer, Outcome):
-        raise InvalidArgument(f"{answer!r:.80} is no Outcome; answer COMMIT, ROLL_BACK or UNKNOWN")
+        raise InvalidArgument(
+            f"{answer!r:.80} is no Outcome. Return Outcome.COMMIT, Outcome.ROLL_BACK or Outcome.UNKNOWN"
+        )
     return answer

@@ -37,9 +37,9 @@ def read_json(path: Path) -> dict[str, Any]:
             if text.strip():
                 content = decode_fastjson(text, dict[str, Any])
                 if is_there or failure:
-                    _warn(path, failure, f"{backup.name} stands in, which is older")
+                    _warn(path, failure, f"its backup {backup.name} is used, which is older")
                 elif candidate is backup and _is_gone(path):
-                    _warn(path, None, f"{backup.name} stands in, which may be older", "not there")
+                    _warn(path, None, f"its backup {backup.name} is used, which may be older", "missing")
                 return content
             is_there = is_there or candidate is path
         except FileNotFoundError:
@@ -48,10 +48,10 @@ def read_json(path: Path) -> dict[str, Any]:
             failure = failure or error
     if failure is not None:
         raise CorruptStore(
-            f"{path}: not JSON ({failure}), and no usable {backup.name}; restore it from a copy"
+            f"{path}: not JSON ({failure}), and {backup.name} cannot be used instead. Restore one of them from a copy"
         ) from failure
     if is_there:
-        _warn(path, None, f"there is no {backup.name}")
+        _warn(path, None, f"it has no backup {backup.name}, so it counts as empty")
     return {}
 
 
@@ -63,9 +63,9 @@ def _is_gone(path: Path) -> bool:
         return False
 
 
-def _warn(path: Path, failure: Exception | None, then: str, what: str = "empty, as after a crash") -> None:
+def _warn(path: Path, failure: Exception | None, then: str, what: str = "empty, perhaps after a crash") -> None:
     what = f"not JSON ({failure})" if failure else what
-    warnings.warn(f"{path}: {what}; {then}. Restore it from a copy, or correct what is missing", stacklevel=3)
+    warnings.warn(f"{path}: {what}; {then}. Restore the file from a copy, or add the missing settings", stacklevel=3)
 
 
 def table(path: Path, content: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:
@@ -108,7 +108,7 @@ def offset_table(path: Path, key: str, found: object) -> dict[int, int]:
 def _misshapen(path: Path, key: str, found: object, wanted: str) -> CorruptStore:
     kind = "an object" if isinstance(found, dict) else "a list" if isinstance(found, list) else ""
     text = kind or encode(found).decode()[:_SHOWN]
-    return CorruptStore(f"{path}: {key} is {text}, not {wanted}; correct the file, or restore it from a copy")
+    return CorruptStore(f"{path}: {key} is {text}, not {wanted}. Correct the file, or restore it from a copy")
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -26,9 +26,11 @@ def read_file(path: Path, max_bytes: int) -> bytes:
     with system_errors(path), open(path, "rb", opener=_open_at_once) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise CorruptStore(f"{path}: a pipe or a device, where a file belongs; move it out of the store")
+            raise CorruptStore(f"{path}: this is a pipe or a device, not a file. Move it out of the store")
         if status.st_size > max_bytes:
-            raise CorruptStore(f"{path}: {status.st_size:,} bytes, more than {max_bytes:,}; restore it from a copy")
+            raise CorruptStore(
+                f"{path}: {status.st_size:,} bytes, more than the allowed {max_bytes:,}. Restore the file from a copy"
+            )
         return file.read(status.st_size)  # with a size, read() allocates no more
 
 

@@ -49,7 +49,7 @@ def unsealed(text: bytes) -> bytes:
     """Return the entry after a checksum. Raises `ValueError` if the checksum is wrong."""
     entry = text[_CRC_DIGITS:].rstrip()
     if sealed(entry)[:_CRC_DIGITS] != text[:_CRC_DIGITS]:
-        raise ValueError("not an entry, or parts of two")
+        raise ValueError("its checksum is wrong")
     return entry
 
 
@@ -140,8 +140,9 @@ class ProducerProgress(NamedTuple):
             return ProducerProgress({}, 0, False)
         except (CorruptStore, ValueError) as error:
             raise CorruptStore(
-                f"{path}: not a note of how far a producer has come ({error}); restore it from a copy, or delete it: "
-                "then the records that the log still has tell"
+                f"{path}: this file does not record a producer's last sequences ({error}). Restore it from a copy, "
+                "or delete it: the producer then finds its last sequences in the log, if retention has not deleted "
+                "them"
             ) from error
         return ProducerProgress(noted.sequences, noted.since, noted.open)
 

@@ -106,8 +106,8 @@ class CommitLog:
         if len(sizes) and int(sizes.max()) > self.max_record_bytes:
             raise MessageRefused(
                 PutStatus.MESSAGE_ILLEGAL,
-                f"a record of {int(sizes.max())} bytes fits no commit log segment of {size} bytes; "
-                "create the store with a larger mappedFileSizeCommitLog",
+                f"a record has {int(sizes.max())} bytes, and a commit log segment has {size}. Send a smaller "
+                "message, or create the store with a larger mappedFileSizeCommitLog",
             )
         physical_offsets = np.empty(len(sizes), np.int64)
         runs: list[tuple[int, int]] = []

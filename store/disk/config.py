@@ -68,7 +68,7 @@ class StoreConfig:
             if type(value) is not kind:
                 raise ConfigError(f"{field.name}={value!r}: must be {_KINDS[kind][1]}")
             if isinstance(value, str) and value != value.strip():
-                raise ConfigError(f"{field.name}={value!r}: no blanks around it, they would not be kept")
+                raise ConfigError(f"{field.name}={value!r}: remove the spaces around it, which the file would not keep")
         for name, minimum in _MINIMA.items():
             value, maximum = getattr(self, name), _MAXIMA.get(name, _MAX_INT)
             if value < minimum or value > maximum:
@@ -141,7 +141,9 @@ def read_settings(path: str | os.PathLike[str], others: Collection[str] = ()) ->
             continue
         values[name] = parsed(where, key, text, _PARSERS[name])
     if passed_over:
-        warnings.warn(f"{path}: passed over, for they mean nothing here: {', '.join(passed_over)}", stacklevel=3)
+        warnings.warn(
+            f"{path}: ignored, because this package has no such settings: {', '.join(passed_over)}", stacklevel=3
+        )
     return values
 
 
@@ -167,7 +169,7 @@ def parsed(where: str, key: str, text: str, kind: type) -> Any:
     try:
         return parse(text.strip())
     except ValueError as error:
-        hint = "; a comment needs a line of its own" if "#" in text else ""
+        hint = ". Write a comment on a line of its own" if "#" in text else ""
         raise ConfigError(f"{where}: {key}={text!r} is not {name}{hint}") from error
 
 
@@ -179,7 +181,9 @@ def entries(path: Path) -> Iterator[tuple[str, str, str]]:
     with system_errors(path), path.open("rb") as file:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
-        raise ConfigError(f"{path}: more than {MAX_BYTES:,} bytes; name a file of settings")
+        raise ConfigError(
+            f"{path}: more than {MAX_BYTES:,} bytes, which is too large for a file of settings. Name the right file"
+        )
     try:
         for element in javaproperties.parse(data):
             where = f"{path}, line {line}"
@@ -187,11 +191,12 @@ def entries(path: Path) -> Iterator[tuple[str, str, str]]:
             if isinstance(element, javaproperties.KeyValue):
                 if not (element.key.isascii() and element.key.isprintable()):
                     raise ConfigError(
-                        f"{where}: {element.key[:20]!r} is no key; save the file as plain text, one key=value a line"
+                        f"{where}: {element.key[:20]!r} is no key. Save the file as plain text, with one key=value "
+                        "on each line"
                     )
                 yield where, element.key, element.value
     except javaproperties.InvalidUEscapeError as error:
-        raise ConfigError(f"{path}, line {line}: {error}; write a backslash as two") from error
+        raise ConfigError(f"{path}, line {line}: {error}. Write each backslash twice") from error
 
 
 def _refuse_misspelt(where: str, key: str) -> None:

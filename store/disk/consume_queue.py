@@ -93,7 +93,7 @@ class QueueEnd:
             at = left + _LEFT_AT_ONCE
             found = self._any_counts(left, self._files.entries_or_zeros(left, at).tolist(), confirm_offset)
         if found and not self._counts(end, confirm_offset):
-            raise CorruptSegment(f"{self._files}: entry {end} is damaged, for more come behind; {MAKE_ANEW}")
+            raise CorruptSegment(f"{self._files}: entry {end} is damaged, but entries follow it. {MAKE_ANEW}")
 
     def _any_counts(self, start: int, rows: list[tuple[int, int, int]], confirm_offset: int) -> bool:
         """Return whether any of these entries counts. start: queue offset of the first one. It is above 0, so an entry
@@ -108,7 +108,7 @@ class QueueEnd:
         """Return the last known end. Raises `CorruptSegment` if the entry before it is damaged."""
         least = self._least_end
         if least > first and not self._counts(least - 1, confirm_offset):
-            raise CorruptSegment(f"{self._files}: entry {least - 1}, which it had, is gone; {MAKE_ANEW}")
+            raise CorruptSegment(f"{self._files}: entry {least - 1} existed before and is missing. {MAKE_ANEW}")
         return max(first, least)
 
     def _counts(self, index: int, confirm_offset: int) -> bool:
@@ -156,7 +156,7 @@ class ConsumeQueue(QueueFiles):
         """Return `max_offset`. Raises `CorruptSegment` if it is below `least`."""
         found = self.max_offset(confirm_offset)
         if found < least:
-            raise CorruptSegment(f"{self}: ends at {found}, but had {least} entries; {MAKE_ANEW}")
+            raise CorruptSegment(f"{self}: ends at {found}, but had {least} entries before. {MAKE_ANEW}")
         return found
 
     def dispatched(self, confirm_offset: int) -> int:
@@ -188,7 +188,7 @@ class ConsumeQueue(QueueFiles):
                 high = middle
             middle = (low + high) // 2
         if first < low != seen and self._is_damaged(low - 1, first):
-            raise CorruptSegment(f"{self}: entry {low - 1} is damaged; {MAKE_ANEW}")
+            raise CorruptSegment(f"{self}: entry {low - 1} is damaged. {MAKE_ANEW}")
         self._found_first = low, min_physical_offset
         return low
 

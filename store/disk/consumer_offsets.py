@@ -42,7 +42,10 @@ def check_group_name(group: str) -> None:
     if not isinstance(group, str) or not re.fullmatch(TOPIC_CHARACTERS, group):
         raise InvalidGroup(f"group {group!r}: only letters, digits, '%', '|', '_' and '-' are allowed")
     if len(group) > MAX_GROUP_CHARACTERS:
-        raise InvalidGroup(f"group {group[:20]!r}...: {len(group)} characters, at most {MAX_GROUP_CHARACTERS}")
+        raise InvalidGroup(
+            f"group {group[:20]!r}...: the name has {len(group)} characters, and at most {MAX_GROUP_CHARACTERS} are "
+            "allowed"
+        )
 
 
 def check_may_commit(group: str) -> None:
@@ -51,7 +54,10 @@ def check_may_commit(group: str) -> None:
     """
     check_group_name(group)
     if group == TRANSACTIONS_GROUP:
-        raise InvalidGroup(f"group {group}: its offsets say which transactions are over, and are the store's own")
+        raise InvalidGroup(
+            f"group {group}: this group is the store's own, and its offsets say which transactions ended. Use "
+            "another name"
+        )
 
 
 def delay_offsets(root: Path) -> dict[int, int]:
@@ -166,7 +172,7 @@ class ConsumerOffsets:
         for queue, offset in positions.items():
             if integer(f"offset of queue {queue.queue_id}", offset) < 0:
                 raise OffsetOutOfRange(
-                    f"group {group}, {queue.topic}, queue {queue.queue_id}: {offset} is no offset; they begin at 0"
+                    f"group {group}, {queue.topic}, queue {queue.queue_id}: {offset} is no offset. Offsets begin at 0"
                 )
         self.set_positions(group, positions)
 

@@ -129,7 +129,7 @@ class Figures:
                 self._written, self._has_failed = content, False
             except OSError as error:
                 if not self._has_failed:
-                    _logger.warning("%s: figures are not written: %s", self._root, error)
+                    _logger.warning("%s: the statistics of this process cannot be written: %s", self._root, error)
                 self._has_failed = True
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ def figures_in(root: Path) -> Iterator[tuple[str, Figure]]:
         except FileNotFoundError:  # just closed
             continue
         except (OSError, CorruptStore, msgspec.MsgspecError) as error:
-            warnings.warn(f"{path}: these figures are left out: {error}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"{path}: the statistics of this process are ignored: {error}", RuntimeWarning, stacklevel=2)
             continue
         for figure in figures:
             yield path.stem, figure

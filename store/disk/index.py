@@ -169,7 +169,9 @@ class Index(IndexFiles):
         Skips records before `end_offset`, as RocketMQ does. Raises `StoreFull`, `ReadOnlyStore`.
         """
         if not self._writable:
-            raise ReadOnlyStore(f"{self.directory}: the store is open with read_only=True")
+            raise ReadOnlyStore(
+                f"{self.directory}: the store is open with read_only=True. To write, open it without read_only"
+            )
         if not len(hashes) or not self.is_enabled:
             return
         done = 0

@@ -52,15 +52,15 @@ class Opened:
     def _not_open(self) -> StoreNotOpen:
         if self.is_forked:
             return StoreForked(
-                f"{self._what}: opened in process {self._process}, and this is process {os.getpid()}, forked from it; "
-                f"make one for this process with {self._opener}"
+                f"{self._what}: opened in process {self._process}, which forked this process ({os.getpid()}). Open "
+                f"another one in this process with {self._opener}"
             )
-        return StoreClosed(f"{self._what}: was closed; make a new one with {self._opener}")
+        return StoreClosed(f"{self._what}: was closed. Open a new one with {self._opener}")
 
     def __reduce__(self) -> NoReturn:
         raise StoreNotOpen(
-            f"{self._what}: cannot be copied or pickled, for it belongs to the process that opened it; "
-            f"hand its path on, and make one there with {self._opener}"
+            f"{self._what}: cannot be copied or pickled, because it belongs to the process that opened it. Pass the "
+            f"path, and open another one there with {self._opener}"
         )
 
 
@@ -84,7 +84,7 @@ class Descriptor(Opened):
     fd = -1
 
     def __init__(self, path: Path, open_: Callable[[Path], int]) -> None:
-        super().__init__(str(path), "the verb that opened it")
+        super().__init__(str(path), "the call that opened it")
         with system_errors(path):
             self.fd = open_(path)
 
@@ -134,12 +134,12 @@ class PinnedPath:
             raise_translated(self.path, error)
             raise
         if (status.st_dev, status.st_ino) != self._identity:
-            raise self._replaced("is another one now")
+            raise self._replaced("was replaced by another one")
 
     def _replaced(self, what: str) -> StoreReplaced:
         return StoreReplaced(
-            f"{self.path}: {what} since the store was opened; nothing more is written or read here. "
-            "Close the store, put the directory back or see which one is meant, and open that"
+            f"{self.path}: {what} while the store was open, so this store neither writes nor reads any more. Close "
+            "it. Restore the directory, or find its new place, and open that"
         )
 
 

@@ -99,8 +99,9 @@ class QueueEnds:
             return None
         except (CorruptStore, ValueError) as error:
             raise CorruptStore(
-                f"{root / QUEUE_ENDS_FILE}: damaged, so it says nothing; the next opening for writing, with no other "
-                "writer there, makes it anew, with the queues, from the log"
+                f"{root / QUEUE_ENDS_FILE}: this file is damaged, so lost queue entries would not be noticed. Close "
+                "the store in all processes and open it for writing: that rebuilds the file and the queues from the "
+                "log"
             ) from error
 
     @staticmethod

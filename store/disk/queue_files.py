@@ -15,8 +15,8 @@ from store.model.errors import OffsetLost
 
 Entries = npt.NDArray[np.void]  # dtype CQ_ENTRY
 MAKE_ANEW = (
-    "close the store everywhere, move the queue's folder out of it, and open it for writing: the queue is made anew "
-    "from the log"
+    "Close the store in all processes, move the queue's folder out of the store, and open the store for writing: "
+    "that rebuilds the queue from the log"
 )
 _EMPTY = bytes(CQ_ENTRY.itemsize)
 

@@ -135,9 +135,9 @@ class QueuesInLog:
         if found:
             at, (topic, _) = min(found)
             warnings.warn(
-                f"{len(found)} records of the log say that they stand in light queues, where others do, or where the "
-                f"queue does not go on; there they are passed over. The first is at log offset {at}, of {topic}. As a "
-                "rule a client made that up, of a broker without light queues",
+                f"{len(found)} records name a place in a light queue that is taken, or that does not follow the "
+                f"queue's last entry. The light queue leaves them out. The first is at log offset {at}, of {topic}. "
+                "Clients of brokers without light queues can send such messages",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -210,8 +210,8 @@ def first_remaining(log: CommitLog, queue: ConsumeQueue, offset: int) -> int:
             if must_have_first_file(log, {(queue.topic, queue.queue_id): FirstEntry.of(queue)}):
                 return first
             raise CorruptSegment(
-                f"{queue}: no entry before {first}, and the log is damaged before that one's record, so nothing tells "
-                f"whether there was any; look with 'pyspark-mq verify'"
+                f"{queue}: its first entry is {first}. Earlier entries may be lost, and the log is damaged there, so "
+                "this is unknown. Find the damage: pyspark-mq verify"
             )
     return offset
 
@@ -223,7 +223,7 @@ def resume_after_lost(log: CommitLog, queue: ConsumeQueue, offset: int, lost: Of
     """
     first = first_remaining(log, queue, offset)
     if first == offset:
-        raise CorruptSegment(f"{queue}: a file is lost: {lost}; or {MAKE_ANEW}") from lost
+        raise CorruptSegment(f"{queue}: a file is lost: {lost}. Or: {MAKE_ANEW}") from lost
     return first
 
 
@@ -268,8 +268,8 @@ def _must_have_no_older(log: CommitLog, chunk: LogChunk, name: QueueName, begin:
     if older:
         folder = log.segments.directory.parent / CONSUME_QUEUE_DIR / topic / str(queue_id)
         raise CorruptSegment(
-            f"{folder}: no sound entry before {begin.offset}, but the log has the message of offset {older[0]}; "
-            f"{MAKE_ANEW}"
+            f"{folder}: entries before {begin.offset} are lost or damaged, because the log has the message of offset "
+            f"{older[0]}. {MAKE_ANEW}"
         )
 
 

@@ -58,9 +58,9 @@ def sync_names(directory: Path) -> None:
 def _failure(path: Path, error: OSError) -> FlushFailed:
     now = time.strftime("%Y-%m-%d %H:%M:%S %z")
     return FlushFailed(
-        f"{path}: the device did not take it ({error.strerror or error}, {now}); what was put since the last flush "
-        "may be lost. See to the device, close the store in all processes, and open it anew for writing: it "
-        "recovers from what can still be read"
+        f"{path}: the device failed to flush it ({error.strerror or error}, {now}). Messages after the last flush "
+        "may be lost. Check the device. Then close the store in all processes and open it for writing: it recovers "
+        "the messages that can be read"
     )
 
 
@@ -167,8 +167,8 @@ class SegmentFile:
         length = os.fstat(self._file.fd).st_size
         if length != self.size:
             raise CorruptSegment(
-                f"{self.path}: {length} bytes, but segments of this store have {self.size}; "
-                "restore the file from a copy, or the size, if it was changed in config/store.conf"
+                f"{self.path}: {length} bytes, but segments of this store have {self.size}. Restore the file from a "
+                "copy; or restore the segment size, if it was changed in config/store.conf"
             )
 
 
@@ -241,7 +241,7 @@ def _open(directory: Path, writable: bool, size: int, start: int) -> SegmentFile
         file = SegmentFile(path, size, writable=writable)
     except FileNotFoundError as error:
         raise OffsetLost(
-            f"{path}: no such segment; bytes {start} to {start + size} were deleted by "
-            "retention, or the file was lost: then restore it from a copy"
+            f"{path}: this segment is missing. Retention deleted its bytes {start} to {start + size}, or the file "
+            "was lost. If it was lost, restore it from a copy"
         ) from error
     return _open_files.setdefault(file.identity, file)

@@ -63,13 +63,13 @@ class SegmentFolder:
                 return start
         return next(iter(self.starts()), 0)
 
-    def check(self, remedy: str = "restore the missing segments from a copy") -> list[int]:
+    def check(self, remedy: str = "Restore the missing segments from a copy") -> list[int]:
         """Return `starts()`. Raises `CorruptSegment` if a segment in the middle is missing."""
         starts = self.starts()
         for start, following in itertools.pairwise(starts):
             if following != start + self.size:
                 raise CorruptSegment(
-                    f"{self.directory}: no file for bytes {start + self.size} to {following}; {remedy}"
+                    f"{self.directory}: the file of bytes {start + self.size} to {following} is missing. {remedy}"
                 )
         return starts
 
@@ -110,13 +110,13 @@ class SegmentFolder:
         is_number = len(name) == SEGMENT_NAME_DIGITS and name.isascii() and name.isdigit()
         if not is_number or int(name) % (self.size or 1):
             raise CorruptSegment(
-                f"{self.directory / name}: not the name of a segment of {self.size} bytes ({SEGMENT_NAME_DIGITS} "
-                "digits, a multiple of that size); move the file out of the store"
+                f"{self.directory / name}: this is not the name of a segment of {self.size} bytes "
+                f"({SEGMENT_NAME_DIGITS} digits, a multiple of the size). Move the file out of the store"
             )
         if not length or length != self.size:
             raise CorruptSegment(
-                f"{self.directory / name}: {length} bytes, but segments of this store have {self.size or 'more'}; "
-                "restore the file from a copy, or the size, if it was changed in config/store.conf"
+                f"{self.directory / name}: {length} bytes, but segments of this store have {self.size or 'more'}. "
+                "Restore the file from a copy; or restore the segment size, if it was changed in config/store.conf"
             )
         return int(name)
 
@@ -167,8 +167,8 @@ class Segments(SegmentFolder):
         except OffsetLost:
             if not may_create:
                 raise CorruptSegment(
-                    f"{self.path(start)}: was lost, with what stood before byte {offset - start}; nothing of this call "
-                    "is visible: restore the file from a copy, then repeat the call"
+                    f"{self.path(start)}: this file is missing, and its first {offset - start} bytes are lost. "
+                    "Nothing of this call is visible. Restore the file from a copy, then repeat the call"
                 ) from None
             self._make(start, [(offset - start, data)])
             return offset == start
@@ -241,7 +241,9 @@ class Segments(SegmentFolder):
         queue file.
         """
         if not self._writable:
-            raise ReadOnlyStore(f"{self.directory}: the store is open with read_only=True")
+            raise ReadOnlyStore(
+                f"{self.directory}: the store is open with read_only=True. To write, open it without read_only"
+            )
         temporary = self._root / PREALLOCATE_FILE
         try:
             make_folder(self.directory)

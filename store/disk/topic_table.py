@@ -115,15 +115,16 @@ def tombstones_in(path: Path, content: dict[str, Any]) -> dict[str, Tombstone]:
     """Return the tombstones in the content of the file. Raises `CorruptStore` if they are damaged."""
     found = content.get(_DELETED) or {}
     if not isinstance(found, dict):
-        raise CorruptStore(f"{path}: {_DELETED} is no object; correct the file, or restore it from a copy")
+        raise CorruptStore(f"{path}: {_DELETED} is no object. Correct the file, or restore it from a copy")
     for name in found:
         if not is_folder_name(name):  # a deletion that runs again removes this folder
             raise _no_name(path, name, _DELETED)
     tombstones = {name: _tombstone(path, f"{_DELETED} of {name}", said) for name, said in found.items()}
     if found and content.get(_DELETED_CRC, crc := _crc(found)) != crc:  # an earlier version wrote none
         raise CorruptStore(
-            f"{path}: {_DELETED} is damaged, for {_DELETED_CRC} does not fit: messages before a wrong offset "
-            f"would count as deleted; restore the file from a copy, or correct it and take {_DELETED_CRC} out"
+            f"{path}: {_DELETED} is damaged: its checksum {_DELETED_CRC} is wrong. With a wrong offset, existing "
+            f"messages would count as deleted. Restore the file from a copy; or correct {_DELETED}, and remove "
+            f"{_DELETED_CRC}"
         )
     return tombstones
 
@@ -140,13 +141,13 @@ def write_tombstones(path: Path, content: dict[str, Any], tombstones: dict[str, 
 def _tombstone(path: Path, name: str, said: object) -> Tombstone:
     at, ends = (said.get(_LOG_OFFSET), said.get(_QUEUE_ENDS)) if isinstance(said, dict) else (said, [])
     if not isinstance(ends, list) or len(ends) > MAX_QUEUES:
-        raise CorruptStore(f"{path}: {_QUEUE_ENDS} in {name} is no list; restore the file from a copy")
+        raise CorruptStore(f"{path}: {_QUEUE_ENDS} in {name} is no list. Restore the file from a copy")
     at = number(path, name, at, LONG_MAX)
     return Tombstone(at, tuple(number(path, f"{_QUEUE_ENDS} in {name}", end, LONG_MAX) for end in ends))
 
 
 def _no_name(path: Path, topic: str, table: str) -> CorruptStore:
-    return CorruptStore(f"{path}: {topic!r} in {table} is no topic's name; correct the file")
+    return CorruptStore(f"{path}: {topic!r} in {table} is no name of a topic. Correct the file")
 
 
 def _configured(path: Path, topic: str, config: dict[str, Any]) -> int:
@@ -173,6 +174,6 @@ def _queue_ids(path: Path) -> Iterator[int]:
                 yield int(name)
             else:
                 warnings.warn(
-                    f"{path / name}: passed over: no topic has {name} queues; move the folder out of the store",
+                    f"{path / name}: ignored, because no topic has {name} queues. Move the folder out of the store",
                     stacklevel=2,
                 )

@@ -70,7 +70,7 @@ class Topics:
         seen = self._seen_table(topic)
         if seen.counts.get(topic, 0) <= queue_id and topic in seen.tombstones:
             what = f"queue {queue_id} of topic {topic!r}" if seen.counts.get(topic) else f"topic {topic!r}"
-            raise UnknownTopic(f"{self._root}: no {what} any more: it was deleted; nothing was put into it")
+            raise UnknownTopic(f"{self._root}: {what} was deleted. Nothing was appended to it")
 
     def known(self, topic: str) -> int:
         """Return the number of queues of a topic.
@@ -84,13 +84,13 @@ class Topics:
             self._place.check()
             if topic in self.table().batches:
                 raise UnsupportedStore(
-                    f"{self._root}: topic {topic!r} has batch queues (queue.type=BatchCQ), which are not read here; "
-                    "read it with RocketMQ's own client"
+                    f"{self._root}: topic {topic!r} has batch queues (queue.type=BatchCQ), which this package cannot "
+                    "read. Read it with RocketMQ's own client"
                 )
             known = ", ".join(self.queue_counts()) or "none"
             raise UnknownTopic(
-                f"{self._root}: no topic {topic!r}; create it first, by create_topic or 'pyspark-mq topic create' "
-                f"(there are: {known})"
+                f"{self._root}: topic {topic!r} does not exist; there are {known}. Create it: pyspark-mq topic "
+                "create, or create_topic"
             )
         return queues
 
@@ -115,7 +115,8 @@ class Topics:
         present = self.queue_counts().get(topic, 0)
         if queues < max(present, 1):
             raise InvalidTopic(
-                f"topic {topic!r}: {queues} queues asked for, but it has {present}; queues can only be added"
+                f"topic {topic!r} has {present} queues, and {queues} are asked for. Queues can only be added: give "
+                f"{present} or more"
             )
         content = read_json(self._path)
         config = table(self._path, content, CONFIGS).setdefault(topic, _new_topic(topic))

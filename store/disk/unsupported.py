@@ -76,23 +76,23 @@ def _on_another_device(root: Path) -> Path | None:
     return next((folder for folder in folders if folder.exists() and folder.stat().st_dev != device), None)
 
 
-_COPY = "copy its messages to another store with RocketMQ's own client"
-_READ = "open it with read_only=True, or let the broker go on with it"
+_COPY = "Copy its messages to another store with RocketMQ's own client"
+_READ = "Open it with read_only=True, or send messages through the broker"
 KINDS = (
     DirectoryKind("a DLedger log", lambda root: _first(root, f"{DLEDGER_PREFIX}*"), False, _COPY),
     DirectoryKind("queues in RocksDB (storeType=defaultRocksDB)", _rocksdb_queues, False, _COPY),
     DirectoryKind(
-        "a log that lies elsewhere (storePathCommitLog)",
+        "a log in another directory (storePathCommitLog)",
         _log_elsewhere,
         False,
-        f"link its folder here as {COMMIT_LOG_DIR} to read it, move it here to write; a log on several disks "
+        f"To read it, link its folder here as {COMMIT_LOG_DIR}. To write, move it here. A log on several disks "
         "(commas in storePathCommitLog) is not supported: copy its segments into one folder",
     ),
     DirectoryKind(
         "a folder on another file system, from which no new file can be moved there",
         _on_another_device,
         True,
-        "move that folder here, or open it with read_only=True",
+        "Move that folder here, or open the store with read_only=True",
     ),
     DirectoryKind(
         "queues in RocksDB besides those in files (rocksdbCQDoubleWriteEnable)",
@@ -119,21 +119,21 @@ def refuse_kinds(root: Path, *, writing: bool) -> None:
         with system_errors(root):
             found = None if kind.reads and not writing else kind.find(root)
         if found is not None:
-            verb = "written" if kind.reads else "read"
+            verb = "write" if kind.reads else "read"
             raise UnsupportedStore(
-                f"{root}: {kind.name}, as {found.relative_to(root)} shows; such a directory cannot be {verb} here: "
-                f"{kind.remedy}"
+                f"{root}: this directory has {kind.name}, as {found.relative_to(root)} shows. This package cannot "
+                f"{verb} it. {kind.remedy}"
             )
 
 
 def warn_of_topics(root: Path) -> None:
     """Warn of topics that are read differently from RocketMQ's consumer. Raises `CorruptStore`."""
     topics = read_table(root / TOPICS_FILE, _TABLE)
-    _warn(root, batch_topics(topics), "batch queues (queue.type=BatchCQ), which are not read: left out")
+    _warn(root, batch_topics(topics), "left out, because batch queues (queue.type=BatchCQ) cannot be read")
     compacted = _with_attribute(topics, TOPIC_CLEANUP_POLICY, COMPACTION_POLICY)
-    _warn(root, compacted, "compacted: shown with all messages, not only the newest of each key")
+    _warn(root, compacted, "shown with all messages, not only the newest of each key, although compacted")
     static = read_table(root / TOPIC_MAPPINGS_FILE, _MAPPINGS)
-    _warn(root, static, "static topics: offsets shown are those of this broker's queues, not the logical ones")
+    _warn(root, static, "static topics; the offsets are of this broker's queues, not the logical ones")
 
 
 def batch_topics(topics: dict[str, Any]) -> set[str]:

@@ -124,7 +124,7 @@ def test_broker_settings_are_read_and_misspelled_ones_refused(tmp_path: Path) ->
     config.write_text("brokerId=1\nmappedFileSizeCommitLog=1048576\n")
     done = run("topic", "create", tmp_path / "mq", "orders", "--config", config)
     assert (done.returncode, done.stdout) == (0, "orders: 4 queues\n")
-    assert done.stderr == f"Warning: {config}: passed over, for they mean nothing here: brokerId\n"
+    assert done.stderr == f"Warning: {config}: ignored, because this package has no such settings: brokerId\n"
     config.write_text("maxMesageSize=5\n")
     done = run("topic", "create", tmp_path / "mq", "orders", "--config", config)
     assert (done.returncode, done.stdout) == (1, "")

@@ -79,7 +79,7 @@ def test_stats_name_the_process_that_delivers(path: Path) -> None:
                 assert (by["pid"], by["stopped"]) == (process.pid, stopped)
                 line = succeed("stats", path).splitlines()[-1]
                 assert line.startswith(f"delayed messages: delivered by process {process.pid} ({sys.executable} -c")
-                assert line.endswith("lets it go on") == stopped
+                assert line.endswith("kill -CONT") == stopped
                 assert registry.get_sample_value("rocketmq_delivery_stopped") == stopped
             process.kill()
             process.wait()

@@ -65,7 +65,7 @@ def test_verify_finds_and_repairs(path: Path) -> None:
 def test_verify_takes_the_index_sizes_of_a_broker(tmp_path: Path) -> None:
     theirs = Path(__file__).parents[2] / "golden" / "index-5.3"
     (tmp_path / "broker.conf").write_text("maxHashSlotNum=20\nmaxIndexNum=30\n")
-    assert "set both as the broker that wrote it has them" in run("verify", theirs).stdout
+    assert "Set both as in the settings of the broker that wrote the file" in run("verify", theirs).stdout
     assert succeed("verify", theirs, "--config", tmp_path / "broker.conf").endswith("no findings\n")
 
 

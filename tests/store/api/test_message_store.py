@@ -95,7 +95,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(writer=st.integers(0, 1))
     def refused(self, writer: int) -> None:
-        with pytest.raises(MessageRefused, match="fits no commit log segment"):
+        with pytest.raises(MessageRefused, match="and a commit log segment has"):
             self.stores[writer].put_many([Message("a", b"fits"), Message("a", bytes(2048))])
 
     @rule(writer=st.integers(0, 1))
@@ -168,7 +168,7 @@ def test_everything_public_is_exported() -> None:
 
 @pytest.mark.parametrize("topic", ["nope", "order", "../config"])
 def test_unknown_topic_is_refused(orders: MessageStore, topic: str) -> None:
-    message = rf"no topic '{topic}'; create it first, by .* \(there are: orders\)"
+    message = rf"topic '{topic}' does not exist; there are orders"
     for verb in (
         lambda: orders.put(Message(topic, b"")),
         lambda: orders.append_table(topic, pa.table({"body": [b""]})),
@@ -228,7 +228,7 @@ def test_reader_does_not_write(orders: MessageStore) -> None:
             lambda: reader.create_topic("t"),
             lambda: reader.flush(),
         ):
-            with pytest.raises(ReadOnlyStore, match="open with read_only=True; open it without to write"):
+            with pytest.raises(ReadOnlyStore, match="the store is open with read_only=True"):
                 verb()
 
 

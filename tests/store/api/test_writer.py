@@ -164,7 +164,9 @@ def test_closing_while_a_stopped_process_holds_the_lock(path: Path) -> None:
     store.put(Message("t", b"x"))
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], cwd=ROOT)
     os.waitid(os.P_PID, holder.pid, os.WSTOPPED | os.WNOWAIT)
-    with pytest.raises(StoreBusy, match=rf"held by process {holder.pid} .*which is stopped: 'kill -CONT {holder.pid}'"):
+    with pytest.raises(
+        StoreBusy, match=rf"held by process {holder.pid} .*which is stopped .continue it: kill -CONT {holder.pid}"
+    ):
         store.close()
     store.close()
     assert (path / "abort").exists()

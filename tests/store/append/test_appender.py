@@ -110,7 +110,7 @@ def test_wrong_clock_affects_a_single_message(path: Path) -> None:
         published = PublishedEnd(path, writable=True)
         right = published.store_timestamp
         published.announce(store.confirm_offset, right + 325 * 365 * 86_400_000)
-        with pytest.warns(RuntimeWarning, match=r"10,249,(199|200),\d\d\d s later than this machine's clock says now"):
+        with pytest.warns(RuntimeWarning, match=r"10,249,(199|200),\d\d\d s after the present time of this machine"):
             store.put(Message("t", b"wrong", queue_id=0))
         offsets = [store.put(Message("t", b"", queue_id=0)).queue_offset for _ in range(20)]
         times = [store.get_message("g", "t", 0, offset).messages[0].store_timestamp for offset in offsets]
@@ -132,7 +132,7 @@ def test_large_append_needs_several_writes(tmp_path: Path) -> None:
     ("config", "body", "message"),
     [
         (StoreConfig(maxMessageSize=8, mappedFileSizeCommitLog=1 << 20), b"too large", "a body of 9 bytes, at most 8"),
-        (StoreConfig(mappedFileSizeCommitLog=1 << 20), bytes(1 << 20), "fits no commit log segment"),
+        (StoreConfig(mappedFileSizeCommitLog=1 << 20), bytes(1 << 20), "and a commit log segment has"),
     ],
 )
 def test_table_that_fails_late_is_not_appended(tmp_path: Path, config: StoreConfig, body: bytes, message: str) -> None:
@@ -262,7 +262,7 @@ def test_restored_older_published_end_loses_nothing(path: Path, verb: str | None
             file.write(older)
         with pytest.raises(StoreReplaced):
             bodies(reader)
-    said = "an older file was put in its place"
+    said = "was replaced by an older one while the store is open"
     if not others:  # otherwise the store may not know the newer records
         with pytest.raises(CorruptStore, match=said):
             store.max_offset("t", 0)
@@ -318,7 +318,7 @@ def test_lost_last_segment_is_not_replaced(path: Path, count: int, flush: str) -
         messages = [Message("t", f"{n}".encode(), queue_id=0) for n in range(count)]
         last.unlink()
         for _ in range(2):
-            with pytest.raises(CorruptSegment, match=f"{last}: was lost, with what stood before byte"):
+            with pytest.raises(CorruptSegment, match=f"{last}: this file is missing, and its first"):
                 store.put_many(messages)
             assert not last.exists()
         last.write_bytes(copy)

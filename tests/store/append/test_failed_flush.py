@@ -36,7 +36,7 @@ def test_any_failed_flush_stops_appends(path: Path, device: Device, number: int)
         assert PublishedEnd(path, writable=False).flushed_offset == offset
     assert read_checkpoint(path) == checkpoint
     for verb in (store.flush, store.clean, lambda: put(store, 0, 1), store.flush, store.close):
-        with pytest.raises(FlushFailed, match=r"close the store in all processes, and open it anew for writing"):
+        with pytest.raises(FlushFailed, match=r"close the store in all processes and open it for writing"):
             verb()
     assert (path / "abort").exists()
     with MessageStore.open(path, read_only=True) as reader:
@@ -54,7 +54,7 @@ def test_unflushed_put_is_not_acknowledged(path: Path, device: Device) -> None:
     store = MessageStore.open(path, config=SYNC)
     confirm = store.confirm_offset
     device.fail(1)
-    for reason in ("Input/output error", "open it anew for writing"):
+    for reason in ("Input/output error", "open it for writing"):
         with pytest.raises(FlushFailed, match=reason):
             store.put(Message("t", b"x"))
         assert store.confirm_offset == confirm

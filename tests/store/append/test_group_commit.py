@@ -115,7 +115,9 @@ def test_append_that_timed_out_is_not_appended_later(tmp_path: Path) -> None:
     log, other = Log(tmp_path, timeout=0.05), StoreLock(tmp_path)
     with (
         other.held(),
-        pytest.raises(StoreBusy, match=r"no turn to write within 0.05 s .* Nothing of this call is visible"),
+        pytest.raises(
+            StoreBusy, match=r"the store's lock was not acquired within 0.05 s .* Nothing of this call is visible"
+        ),
     ):
         log.group_commit.append(records(1))
     log.group_commit.append(records(2))

@@ -47,7 +47,7 @@ def broker_starts(path: Path) -> bool:
 
 def test_directory_locked_by_a_broker_is_refused(broker: Path) -> None:
     before = sorted(broker.iterdir())
-    message = rf"{broker}: locked by a running RocketMQ broker .* stop the broker, or open the .* read_only=True"
+    message = rf"{broker}: locked by a running RocketMQ broker .* Stop the broker, or open the .* read_only=True"
     with pytest.raises(StoreLocked, match=message):
         MessageStore.open(broker)
     assert sorted(broker.iterdir()) == before
@@ -120,7 +120,7 @@ def test_other_systems_never_report_a_free_lock(tmp_path: Path, monkeypatch: pyt
     lock = StoreLock(tmp_path)
     monkeypatch.setattr(locks, "_IS_LINUX", False)
     monkeypatch.setattr(locks, "_HAS_OFD", False)
-    with pytest.raises(StoreUnavailable, match="cannot be asked on linux"):
+    with pytest.raises(StoreUnavailable, match="linux cannot tell"):
         lock.refuse_broker()
     with lock.held():
         assert lock.join()
@@ -137,7 +137,7 @@ def test_lock_file_has_a_brokers_content(tmp_path: Path) -> None:
 
 def test_held_times_out(tmp_path: Path) -> None:
     lock, other = StoreLock(tmp_path), StoreLock(tmp_path)
-    busy = pytest.raises(StoreBusy, match=r"no turn to write within 0 s .* held by this process")
+    busy = pytest.raises(StoreBusy, match=r"the store's lock was not acquired within 0 s .* held by this process")
     with lock.held(), busy, other.held(timeout=0):
         pass
     lock.close()
@@ -159,7 +159,7 @@ def test_close_wakes_a_waiting_thread(tmp_path: Path) -> None:
         lock.leave()
     thread.join()
     late()
-    assert told == [f"{tmp_path}: was closed; make a new one with MessageStore.open('{tmp_path}')"] * 2
+    assert told == [f"{tmp_path}: was closed. Open a new one with MessageStore.open('{tmp_path}')"] * 2
     lock.close()
 
 
@@ -369,13 +369,16 @@ def test_error_names_the_owner_of_the_lock(
     if stopped:
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-    state = f", which is stopped: 'kill -CONT {process.pid}' lets it go on" if stopped else ""
+    state = f", which is stopped (continue it: kill -CONT {process.pid})" if stopped else ""
     with pytest.raises(StoreBusy) as raised:
         store.put(Message("t", b"x"))
     text = str(raised.value)
-    assert f"{store.path}: no turn to write within 0.2 s (lockTimeoutMillis)" in text
+    assert f"{store.path}: the store's lock was not acquired within 0.2 s (lockTimeoutMillis)" in text
     assert f"held by process {process.pid} ({sys.executable} -c" in text
-    assert f"){state}. Nothing of this call is visible: let that go on or end it, then repeat the call" in text
+    assert (
+        f"){state}. Nothing of this call is visible. Wait until that process is done, or stop it. Then repeat the call"
+        in text
+    )
     assert not [holder for holder in holders(store.path / "lock", 7) if holder.pid != process.pid]
     process.send_signal(signal.SIGCONT)
     process.communicate(b"")
@@ -401,7 +404,7 @@ def test_error_names_a_thread_that_owns_the_lock(tmp_path: Path) -> None:
         thread = threading.Thread(target=hold)
         thread.start()
         inside.wait()
-        with pytest.raises(StoreBusy, match=r"held by this process, in another thread or by another store\. Noth"):
+        with pytest.raises(StoreBusy, match=r"held by this process \(another thread, or another MessageStore\)\. Noth"):
             other.put(Message("t", b"x"))
         leave.set()
         thread.join()

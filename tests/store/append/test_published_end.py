@@ -75,7 +75,7 @@ def test_another_boot_is_detected(published: PublishedEnd) -> None:
 def test_wrong_size_is_an_error(tmp_path: Path, size: int, read_only: bool) -> None:
     MessageStore.open(tmp_path).close()
     os.truncate(tmp_path / "watermark", size)
-    with pytest.raises(CorruptStore, match=rf"watermark: {size} bytes, expected 4096; delete the file and open"):
+    with pytest.raises(CorruptStore, match=rf"watermark: {size} bytes, expected 4096\. Delete the file and open"):
         MessageStore.open(tmp_path, read_only=read_only)
 
 
@@ -106,7 +106,9 @@ def test_flipped_bit_of_a_number_is_detected(published: PublishedEnd, field: str
         with published.path.open("r+b") as file:
             file.seek(start)
             file.write(wrong)
-        with pytest.raises(CorruptStore, match=f"watermark: {field} is 0x.* fails its check; delete the file and open"):
+        with pytest.raises(
+            CorruptStore, match=f"watermark: {field} is 0x.* its checksum is wrong. Delete the file and open"
+        ):
             getattr(published, field)
 
 

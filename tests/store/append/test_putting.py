@@ -82,8 +82,8 @@ def test_generator_of_messages_is_accepted(tmp_path: Path) -> None:
     ("messages", "message"),
     [
         (Message("t", b""), "put_many takes an iterable of Message, not Message"),
-        ([Message("t", b""), {"body": b""}], "{'body': b''} is a dict; put takes a store.Message"),
-        ("text", "'t' is a str; put takes"),
+        ([Message("t", b""), {"body": b""}], "{'body': b''} is a dict. put takes a store.Message"),
+        ("text", "'t' is a str. put takes"),
         ([Message("t", b"", queue_id="0")], "queue_id='0': must be a whole number"),  # type: ignore[arg-type]
         ([Message("t", b"", queue_id=0.0)], "queue_id=0.0: must be a whole number"),  # type: ignore[arg-type]
         ([Message("t", b"", sharding_key=["a"])], r"sharding_key=\['a'\]: must be a text"),  # type: ignore[arg-type]

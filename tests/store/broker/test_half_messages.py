@@ -42,9 +42,9 @@ def test_progress_of_transactions_cannot_be_reset(tmp_path: Path) -> None:
         transactions.prepare(orders(1))
         transactions.check(lambda message: Outcome.UNKNOWN, immunity=-1)
         group = DirectoryGroup(tmp_path, TRANSACTIONS_GROUP)
-        with pytest.raises(InvalidGroup, match="its offsets say which transactions are over"):
+        with pytest.raises(InvalidGroup, match="its offsets say which transactions ended"):
             group.reset({Queue(HALF_TOPIC, 0): 2})
-        with pytest.raises(InvalidGroup, match="its offsets say which transactions are over"):
+        with pytest.raises(InvalidGroup, match="its offsets say which transactions ended"):
             store.commit_offsets(TRANSACTIONS_GROUP, HALF_TOPIC, {0: 2})
         assert len(Transactions(store, "sellers").open(-1)) == 1
 

@@ -196,11 +196,11 @@ def test_commits_of_a_dead_member_are_void_after_a_failed_flush(
         dies = group.join(EVERYTHING)
         dies.lock([Queue("t", 0)])
         dies.commit({Queue("t", 0): 1})
-        PublishedEnd(tmp_path, writable=True).mark_failed(0, "the device did not take it")
+        PublishedEnd(tmp_path, writable=True).mark_failed(0, "the device failed to flush it")
         dies._member_files.drop()
         with group.join(EVERYTHING) as one:
             assert one.committed([Queue("t", 0)]) == {}
-        assert "had done is done again: the device did not take it" in caplog.text
+        assert "had done is done again: the device failed to flush it" in caplog.text
         with pytest.raises(FlushFailed):
             store.close()
 

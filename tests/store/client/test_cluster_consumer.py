@@ -174,9 +174,9 @@ def test_consumer_continues_in_a_recreated_topic(store: MessageStore, count: int
 
 
 def test_wrong_topics_and_logs_are_refused(cluster: ClusterAddress) -> None:
-    with pytest.raises(UnknownTopic, match="x: no such topic"):
+    with pytest.raises(UnknownTopic, match="x: this topic does not exist"):
         Consumer(cluster, "g", "x", Seen())
-    with cluster.open() as log, pytest.raises(InvalidArgument, match="give the group itself"):
+    with cluster.open() as log, pytest.raises(InvalidArgument, match="Give a Group object"):
         Consumer(log, "g", "t", Seen())
     with cluster.open() as log, Consumer(log, cluster.group("g"), "t", Seen()) as consumer:
         until(lambda: {*TOPIC} <= {*consumer.assigned})

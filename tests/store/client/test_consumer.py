@@ -237,7 +237,7 @@ def test_lost_segment_ends_the_consumer(store: MessageStore, expression: str) ->
     middle = sorted((store.path / "commitlog").iterdir())[1]
     middle.unlink()
     with (
-        pytest.raises(OffsetLost, match=f"{middle.name}: no such segment"),
+        pytest.raises(OffsetLost, match=f"{middle.name}: this segment is missing"),
         Consumer(store.path, "g", {"t": expression}, Seen(), config=config()) as consumer,
     ):
         consumer.wait(PATIENCE)
@@ -328,7 +328,7 @@ def test_consumer_prints_its_state(store: MessageStore) -> None:
 def test_failed_consumer_prints_its_error(store: MessageStore) -> None:
     consumer = Consumer(store.path, "g", "t")
     consumer._threads._guarded(_fail)
-    assert repr(consumer) == f"<Consumer('{store.path}', 'g', ...): open, ended by OSError>"
+    assert repr(consumer) == f"<Consumer('{store.path}', 'g', ...): open, stopped by OSError>"
     with pytest.raises(OSError, match="broken"):
         consumer.close()
 

@@ -156,7 +156,7 @@ def test_hanging_listener_is_logged(store: MessageStore, caplog: pytest.LogCaptu
         go_on.wait(60)
 
     with Consumer(store.path, "g", "t", hang_here, config=config(consume_timeout=0.05)):
-        until(lambda: any("nothing behind it is acknowledged" in record.getMessage() for record in caplog.records))
+        until(lambda: any("offset does not advance past it" in record.getMessage() for record in caplog.records))
         go_on.set()
     (message,) = store.get_message("g", "t", 1, 0, 1).messages
     (record,) = [record for record in caplog.records if record.name == "store"]

@@ -35,7 +35,7 @@ def test_close_appends_the_buffered_messages(store: MessageStore) -> None:
     assert store.max_offset("u", 0) == 100
     assert all(future.done() for future in sent)
     for verb in (lambda: producer.send("u", b""), producer.flush):
-        with pytest.raises(StoreClosed, match=r"make a new one with Producer\("):
+        with pytest.raises(StoreClosed, match=r"Open a new one with Producer\("):
             verb()
     producer.close()
 
@@ -81,7 +81,7 @@ def test_closing_the_store_fails_the_buffered_messages(tmp_path: Path) -> None:
 def test_dropped_producer_warns(store: MessageStore) -> None:
     producers = [Producer(store.path, linger=60)]
     sender = producers[0]._sender
-    with pytest.warns(ResourceWarning, match="producer: was dropped; close it"):
+    with pytest.warns(ResourceWarning, match="producer: was dropped without a call of close. Close it"):
         producers.clear()
     sender.finish()
 
@@ -131,7 +131,7 @@ def test_forked_child_sends_nothing(store: MessageStore) -> None:
 
 
 def test_producer_cannot_be_pickled(producer: Producer) -> None:
-    with pytest.raises(StoreNotOpen, match="hand its path on"):
+    with pytest.raises(StoreNotOpen, match="Pass the path"):
         pickle.dumps(producer)
 
 

@@ -60,7 +60,7 @@ def test_flush_and_close_raise_errors_of_unread_futures(store: MessageStore) -> 
         (("nowhere", b""), UnknownTopic, "nowhere"),
         (("a topic", b""), InvalidTopic | UnknownTopic, "a topic"),
         (("SCHEDULE_TOPIC_XXXX", b""), UnknownTopic | MessageRefused, "SCHEDULE_TOPIC_XXXX"),
-        ((5, b""), MessageRefused, "5 is a int; send takes a store.Message"),
+        ((5, b""), MessageRefused, "5 is a int. send takes a store.Message"),
         (("t", None), MessageRefused, "a body of type NoneType"),
         (("t", 5), MessageRefused, "a body of type int"),
         ((Message(5, b""),), MessageRefused, "topic=5: must be a text"),  # type: ignore[arg-type]

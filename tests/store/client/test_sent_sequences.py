@@ -105,7 +105,7 @@ def test_refused_messages_of_several_topics_fail_alone(store: MessageStore) -> N
 
 @pytest.mark.parametrize(
     ("name", "sequence", "words"),
-    [(None, 1, "a producer without a name"), ("p", None, "no sequence"), ("p", "1", "'1'")],
+    [(None, 1, "a producer with a name"), ("p", None, "needs a sequence"), ("p", "1", "'1'")],
 )
 def test_sequence_needs_a_name_and_name_a_sequence(
     store: MessageStore, name: str | None, sequence: Any, words: str
@@ -132,7 +132,7 @@ def test_failed_append_ends_a_named_producer(store: MessageStore) -> None:
         with nobody_appends(store):
             failed = producer.send("t", "2", sequence=2)
             assert isinstance(failed.exception(PATIENCE), StoreBusy)
-        with pytest.raises(StoreClosed, match=r"an append failed .* which knows where to go on"):
+        with pytest.raises(StoreClosed, match=r"an append failed .* continues after the last stored sequence"):
             producer.send("t", "3", sequence=3)
         producer.close()
         with Producer(impatient, "p") as producer:
@@ -143,7 +143,7 @@ def test_failed_append_ends_a_named_producer(store: MessageStore) -> None:
 
 def test_only_one_producer_may_use_a_name(store: MessageStore) -> None:
     with Producer(store.path, "p") as producer:
-        with pytest.raises(StoreLocked, match="a producer of this name is open"):
+        with pytest.raises(StoreLocked, match="another producer with this name is open"):
             Producer(store.path, "p")
         ready, end = os.pipe(), os.pipe()
         child = os.fork()  # the child inherits all descriptors and outlives the parent
@@ -211,7 +211,7 @@ def clean(store: MessageStore) -> None:
 def test_progress_deleted_by_retention_is_an_error(store: MessageStore) -> None:
     die(store, ("t", 1))
     clean(store)
-    with pytest.raises(OffsetLost, match="nothing here tells how far it came"):
+    with pytest.raises(OffsetLost, match="its last sequence in each topic is unknown"):
         Producer(store.path, "p")
     noted = json.loads(note(store).read_text())
     note(store).write_text(json.dumps({**noted, "sequences": {"t": 7}, "open": False}))
@@ -305,7 +305,7 @@ def test_progress_newer_than_a_shortened_log_is_an_error(store: MessageStore) ->
     store.close()
     file = note(store)
     file.write_text(json.dumps(json.loads(file.read_text()) | {"since": 99}))
-    with pytest.raises(OffsetLost, match="its note was newer than the log"):
+    with pytest.raises(OffsetLost, match=r"its file reached\.json is newer than the log"):
         Producer(store.path, "p")
     file.write_text(json.dumps({"sequences": {"t": 10}, "since": 1, "open": False}))
     with Producer(store.path, "p") as producer:

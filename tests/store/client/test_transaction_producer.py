@@ -169,7 +169,7 @@ def test_failure_to_check_is_logged_each_time(tmp_path: Path, caplog: pytest.Log
         return Outcome.UNKNOWN
 
     def is_told(times: int) -> bool:
-        return caplog.text.count("asked again in") == times
+        return caplog.text.count("trying again in") == times
 
     with MessageStore.open(tmp_path, config=StoreConfig(lockTimeoutMillis=10)) as store:
         store.create_topic("orders", 1)
@@ -293,7 +293,7 @@ def test_signal_handler_during_send_cannot_close(store: MessageStore) -> None:
 def test_dropped_producer_warns(store: MessageStore) -> None:
     producers = [TransactionProducer(store, GROUP, never)]
     checker = producers[0]._checker
-    with pytest.warns(ResourceWarning, match="was dropped; close it"):
+    with pytest.warns(ResourceWarning, match="was dropped without a call of close. Close it"):
         producers.clear()
     checker.stopping.set()
     checker.join()

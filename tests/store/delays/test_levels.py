@@ -102,7 +102,7 @@ def test_lost_queue_file_stops_delivery_until_reopening(
     assert verify(path).findings == []
 
 
-@pytest.mark.filterwarnings("ignore:the newest message was stored")
+@pytest.mark.filterwarnings("ignore:The store time of the newest")
 def test_message_put_by_a_fast_clock_blocks_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is delivered when the clock is right again, even if the store stayed open; the others are on time."""
     clock, ahead = time.time, 86_400.0

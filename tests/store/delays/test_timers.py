@@ -15,7 +15,7 @@ from tests.waiting import until
 CONFIG = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200)
 
 
-@pytest.mark.filterwarnings("ignore:.*no file for bytes")
+@pytest.mark.filterwarnings("ignore:.*the file of bytes")
 def test_lost_segment_does_not_block_other_messages(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with MessageStore.open(tmp_path, config=CONFIG) as store:
         store.create_topic("t", 1)

@@ -43,8 +43,8 @@ def test_backup_replaces_a_damaged_file(tmp_path: Path, damage: str) -> None:
     write_json(path, {"a": 1})
     write_json(path, {"a": 2})
     path.write_text(damage)
-    what = "empty, as after a crash" if damage == "" else "not JSON"
-    with pytest.warns(UserWarning, match=rf"topics.json: {what}.*topics.json.bak stands in, which is older"):
+    what = "empty, perhaps after a crash" if damage == "" else "not JSON"
+    with pytest.warns(UserWarning, match=rf"topics.json: {what}.*topics.json.bak is used, which is older"):
         assert read_json(path) == {"a": 1}
 
 
@@ -58,14 +58,18 @@ def test_backup_replaces_a_lost_file(tmp_path: Path, written: int, monkeypatch: 
     path.unlink()
     assert read_json(path) == {"a": 1}
     monkeypatch.setattr(time, "time", lambda: now() + 2)
-    with pytest.warns(UserWarning, match=r"topics.json: not there; topics.json.bak stands in, which may be older. Res"):
+    with pytest.warns(
+        UserWarning, match=r"topics.json: missing; its backup topics.json.bak is used, which may be older. Res"
+    ):
         assert read_json(path) == {"a": 1}
 
 
 def test_empty_file_without_a_backup_is_a_warning(tmp_path: Path) -> None:
     path = tmp_path / "topics.json"
     path.touch()
-    with pytest.warns(UserWarning, match=r"topics.json: empty, as after a crash; there is no topics.json.bak"):
+    with pytest.warns(
+        UserWarning, match=r"topics.json: empty, perhaps after a crash; it has no backup topics.json.bak"
+    ):
         assert read_json(path) == {}
 
 
@@ -73,7 +77,9 @@ def test_missing_file_is_empty(tmp_path: Path) -> None:
     path = tmp_path / "topics.json"
     assert read_json(path) == {}
     path.write_text("{nonsense")
-    with pytest.raises(CorruptStore, match=r"topics.json: not JSON .*, and no usable topics.json.bak; restore it"):
+    with pytest.raises(
+        CorruptStore, match=r"topics.json: not JSON .*, and topics.json.bak cannot be used instead. Restore one"
+    ):
         read_json(path)
 
 
@@ -106,10 +112,12 @@ def test_version_increases_with_each_write(tmp_path: Path) -> None:
 def test_wrong_json_is_an_error_without_a_backup(tmp_path: Path, damage: bytes) -> None:
     path, since = tmp_path / "topics.json", time.process_time()
     path.write_bytes(damage)
-    with pytest.raises(CorruptStore, match=r"topics\.json: not JSON .*, and no usable topics\.json\.bak; restore it"):
+    with pytest.raises(
+        CorruptStore, match=r"topics\.json: not JSON .*, and topics\.json\.bak cannot be used instead. Restore one"
+    ):
         read_json(path)
     path.with_name("topics.json.bak").write_text('{"a": 1}')
-    with pytest.warns(UserWarning, match="stands in, which is older"):
+    with pytest.warns(UserWarning, match="is used, which is older"):
         assert read_json(path) == {"a": 1}
     assert time.process_time() - since < 1
 
@@ -125,7 +133,7 @@ def test_huge_file_is_not_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"t": []}, r"file: t is a list, not an object; correct the file, or restore it from a copy"),
+        ({"t": []}, r"file: t is a list, not an object. Correct the file, or restore it from a copy"),
         ({"t": {"a": 5}}, r"file: t\['a'\] is 5, not an object"),
         ({"t": {"a": None}}, r"file: t\['a'\] is null, not an object"),
         ({"t": "x" * 99}, rf'file: t is "{"x" * 39}, not an object'),

@@ -194,7 +194,7 @@ def test_small_file_is_read(tmp_path: Path) -> None:
         read_file(path, 10)
     path.write_bytes(b"0123456789")
     assert read_file(path, 10) == b"0123456789"
-    with pytest.raises(CorruptStore, match="file: 10 bytes, more than 9; restore it from a copy"):
+    with pytest.raises(CorruptStore, match=r"file: 10 bytes, more than the allowed 9\. Restore the file from a copy"):
         read_file(path, 9)
 
 
@@ -204,7 +204,7 @@ def test_pipes_and_devices_are_refused(tmp_path: Path) -> None:
     device.symlink_to("/dev/zero")
     folder.mkdir()
     for path in (pipe, device):
-        with pytest.raises(CorruptStore, match=f"{path.name}: a pipe or a device, where a file belongs; move it out"):
+        with pytest.raises(CorruptStore, match=f"{path.name}: this is a pipe or a device, not a file. Move it out"):
             read_file(path, 10)
     with pytest.raises(StoreUnavailable, match="folder: Is a directory"):
         read_file(folder, 10)

@@ -70,7 +70,7 @@ def test_a_record_larger_than_a_segment_is_refused() -> None:
     log = CommitLog(Path("unused"), SIZE, writable=False)
     log.place(0, np.array([SIZE - 8]))
     with pytest.raises(
-        MessageRefused, match=r"249 bytes fits no commit log segment of 256 .* larger mapped"
+        MessageRefused, match=r"249 bytes, and a commit log segment has 256\. .* larger mapped"
     ) as refused:
         log.place(0, np.array([91, SIZE - 7]))
     assert refused.value.status is PutStatus.MESSAGE_ILLEGAL

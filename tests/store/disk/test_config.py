@@ -45,7 +45,7 @@ def test_changing_a_setting_keeps_all_other_bytes(tmp_path: Path, last: str) -> 
 
 @pytest.mark.parametrize("name", [" b", "b\t", "\n"])
 def test_blanks_around_a_text_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="no blanks around it"):
+    with pytest.raises(ConfigError, match="remove the spaces around it"):
         StoreConfig(brokerName=name)
 
 
@@ -91,7 +91,7 @@ diskSpaceCleanForciblyRatio=0
 def test_settings_of_a_broker_are_read(tmp_path: Path) -> None:
     path = tmp_path / "broker.conf"
     path.write_text(BROKER_CONF.replace("diskSpaceCleanForciblyRatio=0\n", ""))
-    with pytest.warns(UserWarning, match="passed over") as caught:
+    with pytest.warns(UserWarning, match="ignored") as caught:
         config = StoreConfig.load(path)
     assert config == StoreConfig(
         fileReservedTime=48,
@@ -102,7 +102,7 @@ def test_settings_of_a_broker_are_read(tmp_path: Path) -> None:
     )
     (warning,) = caught
     assert str(warning.message) == (
-        f"{path}: passed over, for they mean nothing here: brokerClusterName, brokerId, brokerRole, "
+        f"{path}: ignored, because this package has no such settings: brokerClusterName, brokerId, brokerRole, "
         "namesrvAddr, autoCreateTopicEnable, storePathRootDir, brokerIP2, haListenPort, mappedFileSizeConsumeQueueExt, "
         "maxTransferBytesOnMessageInDisk, messageIndexSafe, flushIntervalConsumeQueue"
     )
@@ -129,12 +129,15 @@ def test_queue_file_size_is_rounded_up_to_whole_entries() -> None:
         ("brokerIp1=127.0.0.2", r"line 2: unknown key 'brokerIp1'; did you mean 'brokerIP1'"),
         ("mapedFileSizeComitLog=1", r"line 2: unknown key 'mapedFileSizeComitLog'; did you mean 'mapped.*Log'"),
         ("listenPort", r"line 2: listenPort='' is not a number"),
-        ("listenPort = 7 # inline", r"line 2: listenPort='7 # inline' is not a number; a comment needs a line of its"),
+        (
+            "listenPort = 7 # inline",
+            r"line 2: listenPort='7 # inline' is not a number. Write a comment on a line of its",
+        ),
         ("listenPort=1_000", r"line 2: listenPort='1_000' is not a number"),
         ("\n\r\r\nlistenPort=x", r"line 5: listenPort='x' is not a number"),
-        (r"brokerIP1=C:\users", r"line 2: .*; write a backslash as two"),
-        ("\ufefflistenPort=1", r"line 2: .* is no key; save the file as plain text, one key=value a line"),
-        ("\0\0", r"line 2: .* is no key; save the file as plain text"),
+        (r"brokerIP1=C:\users", r"line 2: .*\. Write each backslash twice"),
+        ("\ufefflistenPort=1", r"line 2: .* is no key. Save the file as plain text, with one key=value on each line"),
+        ("\0\0", r"line 2: .* is no key. Save the file as plain text"),
         ("listenPort=abc", r"line 2: listenPort='abc' is not a number"),
         ("listenPort=-1", r"listenPort=-1: must lie between 0 and 65535"),
         ("mappedFileSizeCommitLog=2147483648", r"mappedFileSizeCommitLog=2147483648: must lie between"),
@@ -169,5 +172,5 @@ def test_huge_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "store.conf"
     with path.open("wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(ConfigError, match=r"store\.conf: more than 1,048,576 bytes; name a file of settings"):
+    with pytest.raises(ConfigError, match=r"store\.conf: more than 1,048,576 bytes, which is too large"):
         StoreConfig.load(path)

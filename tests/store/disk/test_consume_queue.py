@@ -132,7 +132,9 @@ def test_torn_entry_does_not_count(tmp_path: Path, cut: int) -> None:
 def test_file_missing_in_the_middle_is_an_error(tmp_path: Path) -> None:
     queue(tmp_path).write(0, entries(0, 45))
     (tmp_path / "consumequeue/t/0" / segment_name(2 * PER_FILE * CQ_ENTRY.itemsize)).unlink()
-    with pytest.raises(CorruptSegment, match=r"t/0: no file for bytes 400 to 600; close the store everywhere, move"):
+    with pytest.raises(
+        CorruptSegment, match=r"t/0: the file of bytes 400 to 600 is missing. Close the store in all processes, move"
+    ):
         queue(tmp_path).max_offset(4500)
 
 
@@ -248,7 +250,9 @@ def test_queue_shorter_than_its_known_end_is_an_error(tmp_path: Path) -> None:
     queue(tmp_path).write(5, np.zeros(10, CQ_ENTRY))
     assert known(tmp_path, 20).max_offset(3500) == 35
     queue(tmp_path).write(19, np.zeros(1, CQ_ENTRY))
-    with pytest.raises(CorruptSegment, match="t/0: entry 19, which it had, is gone; close the store everywhere"):
+    with pytest.raises(
+        CorruptSegment, match=r"t/0: entry 19 existed before and is missing\. Close the store in all processes"
+    ):
         known(tmp_path, 20).max_offset(3500)
 
 
@@ -362,7 +366,7 @@ def test_damaged_entry_does_not_end_the_queue(tmp_path: Path, damage: bytes, ind
     with file.open("r+b") as opened:
         opened.seek(index % PER_FILE * CQ_ENTRY.itemsize)
         opened.write(damage)
-    told = f"entry {index} is damaged, for more come behind; close the store"
+    told = f"entry {index} is damaged, but entries follow it. Close the store"
     for first in (25, index + 1, index):
         looked, found = queue(tmp_path), []
         with suppress(CorruptSegment):

@@ -115,7 +115,7 @@ def test_unreadable_file_is_left_out(tmp_path: Path, content: str | None) -> Non
     ((owner, _),) = figures_in(tmp_path)
     strange = tmp_path / CLIENTS_DIR / f"{owner}7.json"
     (strange.mkdir if content is None else lambda: strange.write_text(content))()
-    with pytest.warns(RuntimeWarning, match=f"{strange}: these figures are left out"):
+    with pytest.warns(RuntimeWarning, match=f"{strange}: the statistics of this process are ignored"):
         assert [topic for _, topic, *_ in seen(tmp_path)] == ["t"]
     figures.close()
 
@@ -129,6 +129,6 @@ def test_full_disk_loses_only_figures(tmp_path: Path, function: str, caplog: pyt
         assert seen(tmp_path) == []
         figures.write()
     assert recorder.struck
-    assert caplog.text.count("figures are not written") == 1
+    assert caplog.text.count("statistics of this process cannot be written") == 1
     assert [topic for _, topic, *_ in seen(tmp_path)] == ["t"]
     figures.close()

@@ -137,7 +137,7 @@ def test_queue_files_lost_while_a_store_is_open_are_rebuilt(path: Path, damage: 
 def test_writer_gives_no_offset_twice_after_files_were_lost(
     tmp_path: Path, damage: Damage, before: int, left: int, others: bool
 ) -> None:
-    """Even if the queue was created since the store was opened and no remaining file shows its end."""
+    """Even if the queue was created while the store was open and no remaining file shows its end."""
     with MessageStore.open(tmp_path, config=SMALL) as store, MessageStore.open(tmp_path) as other:
         store.create_topic("t", 2)
         store.put_many([Message("t", b"x", queue_id=1)] * before)
@@ -147,7 +147,7 @@ def test_writer_gives_no_offset_twice_after_files_were_lost(
         else:
             with pytest.raises(MessageRefused):
                 store.put(Message("t", bytes(SMALL.mappedFileSizeCommitLog), queue_id=0))
-        with pytest.raises(CorruptSegment, match=f"ends at {left}, but had {before} entries; {MAKE_ANEW}"):
+        with pytest.raises(CorruptSegment, match=f"ends at {left}, but had {before} entries before. {MAKE_ANEW}"):
             store.put(Message("t", b"next", queue_id=1))
         assert store.put(Message("t", b"next", queue_id=0)).queue_offset == others
     with MessageStore.open(tmp_path) as store:
@@ -163,7 +163,7 @@ def test_store_that_saw_a_queue_detects_lost_files(tmp_path: Path, damage: Damag
         assert other.max_offset("t", 1) == 25
         damage(tmp_path)
         assert store.put(Message("t", b"next", queue_id=1)).queue_offset == 25
-        with pytest.raises(CorruptSegment, match=f"damaged, for more come behind; {MAKE_ANEW}"):
+        with pytest.raises(CorruptSegment, match=f"damaged, but entries follow it. {MAKE_ANEW}"):
             other.put(Message("t", b"next", queue_id=1))
 
 

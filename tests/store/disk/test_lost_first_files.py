@@ -23,7 +23,10 @@ def test_lost_first_file_is_an_error(path: Path) -> None:
     first_file(path)
     log, queue = parts(path)
     assert first_remaining(log, queue, ENTRIES) == ENTRIES, "no earlier entry is needed"
-    said = f"{queue}: no sound entry before {ENTRIES}, but the log has the message of offset 0; {MAKE_ANEW}"
+    said = (
+        f"{queue}: entries before {ENTRIES} are lost or damaged, "
+        f"because the log has the message of offset 0. {MAKE_ANEW}"
+    )
     for offset in (0, ENTRIES - 1):
         with pytest.raises(CorruptSegment) as told:
             first_remaining(log, queue, offset)
@@ -43,7 +46,9 @@ def test_damaged_log_does_not_prove_a_loss(path: Path) -> None:
         file.seek(4)
         file.write(b"?")
     assert not must_have_first_file(log, {("t", 1): FirstEntry.of(queue)})
-    with pytest.raises(CorruptSegment, match="no entry before 10, and the log is damaged before that one's record"):
+    with pytest.raises(
+        CorruptSegment, match=r"its first entry is 10\. Earlier entries may be lost, and the log is damaged"
+    ):
         first_remaining(log, queue, 0)
 
 
@@ -57,5 +62,5 @@ def test_files_deleted_by_retention_are_no_loss(path: Path, batch: int) -> None:
     assert first_remaining(log, queue, 0) == first > 0
     lost = OffsetLost("the file is gone")
     assert resume_after_lost(log, queue, 0, lost) == first
-    with pytest.raises(CorruptSegment, match=f"a file is lost: the file is gone; or {MAKE_ANEW}"):
+    with pytest.raises(CorruptSegment, match=f"a file is lost: the file is gone. Or: {MAKE_ANEW}"):
         resume_after_lost(log, queue, first, lost)

@@ -25,7 +25,7 @@ def test_every_method_is_listed(store: MessageStore, kind: type) -> None:
 
 def test_methods_of_a_closed_store_raise(store: MessageStore) -> None:
     store.close()
-    told = rf"{store.path}: was closed; make a new one with MessageStore.open\('"
+    told = rf"{store.path}: was closed. Open a new one with MessageStore.open\('"
     assert [name for name, verb in STORE.items() if not refuses(verb, store, told)] == []
     store.close()
 
@@ -33,7 +33,7 @@ def test_methods_of_a_closed_store_raise(store: MessageStore) -> None:
 def test_methods_of_a_closed_watch_raise(store: MessageStore) -> None:
     with store.watch() as watch:
         pass
-    told = rf"a watch of {store.path}: was closed; .* MessageStore.watch\(\)"
+    told = rf"a watch of {store.path}: was closed. .* MessageStore.watch\(\)"
     assert [name for name, verb in WATCH.items() if not refuses(verb, watch, told)] == []
     watch.close()
 

@@ -24,7 +24,7 @@ from tests.store.disk.open_things import ALL, outcome
 def test_open_objects_cannot_be_pickled(store: MessageStore, write_broker_files: Callable[[object], object]) -> None:
     with store.watch() as watch, PullRequestHoldService(store) as service:
         for it in (store, watch, service):
-            with pytest.raises(StoreNotOpen, match=r"cannot be copied or pickled, .* hand its path on"):
+            with pytest.raises(StoreNotOpen, match=r"cannot be copied or pickled, .* Pass the path"):
                 write_broker_files(it)
 
 
@@ -62,8 +62,8 @@ def test_error_in_a_forked_child_names_both_processes(store: MessageStore) -> No
         raise raised.value
 
     told = in_a_child(use)
-    assert f"{store.path}: opened in process {os.getpid()}, and this is process " in told
-    assert "forked from it; make one for this process with MessageStore.open(" in told
+    assert f"{store.path}: opened in process {os.getpid()}, which forked this process " in told
+    assert "Open another one in this process with MessageStore.open(" in told
 
 
 @pytest.mark.parametrize("leave", ["close", "drop"])

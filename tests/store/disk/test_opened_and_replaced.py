@@ -41,7 +41,7 @@ def test_replaced_directory_is_not_written_to(tmp_path: Path, how: str) -> None:
     store._writer._flusher._stop.set()  # type: ignore[union-attr]  # otherwise it may still flush its appends
     before = files(path)
     for verb in WRITING:
-        with pytest.raises(StoreReplaced, match=rf"{path}(/lock)?: .* since the store was opened"):
+        with pytest.raises(StoreReplaced, match=rf"{path}(/lock)?: .* while the store was open"):
             STORE[verb](store)
     with pytest.raises(StoreReplaced):
         store.close()
@@ -62,5 +62,5 @@ def test_reader_raises_if_its_directory_is_replaced(tmp_path: Path, how: str) ->
             while reader.wait(seen, 10 * LOOK_SECONDS) == seen:
                 pass
 
-        with pytest.raises(StoreReplaced, match=rf"{path}: .* since the store was opened"):
+        with pytest.raises(StoreReplaced, match=rf"{path}: .* while the store was open"):
             wait()

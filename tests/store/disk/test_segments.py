@@ -109,7 +109,9 @@ def test_reader_creates_nothing(tmp_path: Path) -> None:
 
 
 def test_missing_segment_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OffsetLost, match=rf"{segment_name(100)}: no such segment; bytes 100 to 200 were deleted"):
+    with pytest.raises(
+        OffsetLost, match=rf"{segment_name(100)}: this segment is missing. Retention deleted its bytes 100 to 200"
+    ):
         segments(tmp_path).read(150, 1)
 
 
@@ -156,7 +158,7 @@ def test_segment_missing_in_the_middle_is_an_error(tmp_path: Path) -> None:
     for start in (100, 200, 500):
         log.write(start, b"x")
     assert log.starts() == [100, 200, 500]
-    with pytest.raises(CorruptSegment, match="no file for bytes 300 to 500; restore the missing segments"):
+    with pytest.raises(CorruptSegment, match=r"the file of bytes 300 to 500 is missing\. Restore the missing segments"):
         log.check()
 
 

@@ -55,7 +55,7 @@ def test_topics_are_created_grow_and_never_shrink(tmp_path: Path) -> None:
     assert other.create("t", 6) == 6
     assert topics.queue_counts() == {"t": 6}
     for fewer in (5, 0, -1):
-        with pytest.raises(InvalidTopic, match=f"topic 't': {fewer} queues asked for, but it has 6; .* only be added"):
+        with pytest.raises(InvalidTopic, match=f"topic 't' has 6 queues, and {fewer} are asked for. .* only be added"):
             topics.create("t", fewer)
     with pytest.raises(InvalidTopic):
         topics.create("new", 0)
@@ -112,7 +112,7 @@ def test_folder_with_an_impossible_number_is_skipped(tmp_path: Path) -> None:
         (tmp_path / "consumequeue/t" / name).mkdir(parents=True)
     topics = Topics(tmp_path)
     with pytest.warns(
-        UserWarning, match=r"consumequeue/t/\d+: passed over: no topic has \d+ queues; move the folder out"
+        UserWarning, match=r"consumequeue/t/\d+: ignored, because no topic has \d+ queues. Move the folder out"
     ):
         assert topics.table().queues_on_disk == [("t", 0), ("t", 65_535)]
 
@@ -128,7 +128,7 @@ def test_wrong_name_in_the_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "config").mkdir()
     for name in ("", ".", "..", "a/b", "a\0"):
         (tmp_path / "config/topics.json").write_text(json.dumps({"topicConfigTable": {name: {"readQueueNums": 1}}}))
-        with pytest.raises(CorruptStore, match=r"topics\.json: .* in topicConfigTable is no topic's name; correct"):
+        with pytest.raises(CorruptStore, match=r"topics\.json: .* in topicConfigTable is no name of a topic. Correct"):
             Topics(tmp_path).queue_counts()
 
 
@@ -144,7 +144,7 @@ def test_name_of_a_deleted_topic_cannot_leave_the_store(tmp_path: Path) -> None:
         file = path / "config/topics.json"
         content = json.loads(file.read_text()) | {"deletedTopics": {name: 1, "t": 1}}
         file.write_text(json.dumps(content))
-        with pytest.raises(CorruptStore, match=r"topics\.json: .* in deletedTopics is no topic's name; correct"):
+        with pytest.raises(CorruptStore, match=r"topics\.json: .* in deletedTopics is no name of a topic. Correct"):
             MessageStore.open(path)
         assert (elsewhere / "0/precious").exists()
 
@@ -168,7 +168,7 @@ def test_wrong_number_of_queues_in_the_file_is_an_error(tmp_path: Path, count: o
 
 def test_queue_ids_are_checked(tmp_path: Path) -> None:
     topics = Topics(tmp_path)
-    with pytest.raises(UnknownTopic, match=r"no topic 't'; create it first, .* \(there are: none\)"):
+    with pytest.raises(UnknownTopic, match=r"topic 't' does not exist; there are none"):
         topics.check_queue("t", 0)
     topics.create("t", 2)
     topics.create("u", 1)
@@ -178,7 +178,7 @@ def test_queue_ids_are_checked(tmp_path: Path) -> None:
             topics.check_queue("t", queue_id)
     with pytest.raises(InvalidArgument, match="queue_id="):
         topics.check_queue("t", "0")  # type: ignore[arg-type]
-    with pytest.raises(UnknownTopic, match=r"\(there are: t, u\)"):
+    with pytest.raises(UnknownTopic, match="there are t, u"):
         topics.known("v")
 
 
@@ -190,7 +190,7 @@ def test_deleted_topic_keeps_its_ends(tmp_path: Path) -> None:
     topics.must_not_be_deleted("t")
     other.delete("t", Tombstone(100, (7, 0)))
     assert [topics.begin("t", queue_id) for queue_id in range(3)] == [7, 0, 0]
-    with pytest.raises(UnknownTopic, match="no topic 't' any more: it was deleted; nothing was put into it"):
+    with pytest.raises(UnknownTopic, match=r"topic 't' was deleted\. Nothing was appended to it"):
         topics.must_not_be_deleted("t")
     other.create("t", 2)
     assert topics.begin("t", 0) == 7
@@ -250,7 +250,7 @@ def test_damaged_offsets_of_deleted_topics_are_an_error(tmp_path: Path, said: st
     assert topics.deletions() == {"t": 2415}
     text = file.read_text()
     file.write_text(text.replace(said, damaged))
-    with pytest.raises(CorruptStore, match="deletedTopics is damaged, for deletedTopicsCrc does not fit"):
+    with pytest.raises(CorruptStore, match="deletedTopics is damaged: its checksum deletedTopicsCrc is wrong"):
         topics.deletions()
     file.write_text(re.sub(r'"deletedTopicsCrc": \d+,', "", text))
     assert topics.deletions() == {"t": 2415}, "an earlier version wrote none"

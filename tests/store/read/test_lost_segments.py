@@ -63,7 +63,7 @@ def test_lost_segment_is_an_error(path: Path, read: Callable[[MessageFinder], li
         assert read(reader)
         reader._log.segments.forget()
     (path / "commitlog" / segment_name(4 * SIZE)).unlink()
-    with reader, pytest.raises(OffsetLost, match=f"{segment_name(4 * SIZE)}: no such segment"):
+    with reader, pytest.raises(OffsetLost, match=f"{segment_name(4 * SIZE)}: this segment is missing"):
         read(reader)
 
 

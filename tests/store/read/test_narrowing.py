@@ -67,7 +67,7 @@ def with_key(store: MessageStore, key: str, topic: str = "t") -> list[tuple[int,
     return spans(store.with_keys(everything(store, topic), [key]))
 
 
-@pytest.mark.filterwarnings("ignore:the newest message was stored")
+@pytest.mark.filterwarnings("ignore:The store time of the newest")
 def test_times_ascend_from_the_last_step_back_of_the_clock(tmp_path: Path, clock: list[int]) -> None:
     hours = 3_600_000
     with opened(tmp_path) as store:
@@ -75,7 +75,7 @@ def test_times_ascend_from_the_last_step_back_of_the_clock(tmp_path: Path, clock
         assert times_ascend_from(store) == 100
 
 
-@pytest.mark.filterwarnings("ignore:the newest message was stored")
+@pytest.mark.filterwarnings("ignore:The store time of the newest")
 @pytest.mark.parametrize("steps", [([3], [0]), ([0], [3], [1]), ([3], [2], [1], [4, 5])])
 def test_key_is_found_in_its_time_despite_clock_changes(
     tmp_path: Path, clock: list[int], steps: tuple[list[int], ...]

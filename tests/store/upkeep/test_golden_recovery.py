@@ -45,7 +45,8 @@ def test_broker_with_other_index_sizes(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "index-5.3", path)
     for _ in range(2):
         with pytest.raises(
-            ConfigError, match=r"maxHashSlotNum=5000000 .* set both as the broker that wrote it has them"
+            ConfigError,
+            match=r"maxHashSlotNum=5000000 .* Set both as in the settings of the broker that wrote the file",
         ):
             MessageStore.open(path)
     assert not (path / "abort").exists()

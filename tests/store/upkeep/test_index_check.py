@@ -251,7 +251,7 @@ def test_missing_index_file_of_a_broker_is_no_damage(tmp_path: Path) -> None:
 def test_index_sizes_of_a_broker_are_required(tmp_path: Path) -> None:
     path = tmp_path / "mq"
     shutil.copytree(GOLDEN / "index-5.3", path)
-    assert "set both as the broker that wrote it has them" in verify(path).findings[0].what
+    assert "Set both as in the settings of the broker that wrote the file" in verify(path).findings[0].what
     with pytest.raises(ConfigError):
         repair(path)
     repair(path, StoreConfig(maxHashSlotNum=20, maxIndexNum=30))

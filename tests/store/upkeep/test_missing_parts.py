@@ -149,7 +149,7 @@ def test_queues_ahead_of_the_log_are_cut(path: Path) -> None:
 def test_segment_missing_in_the_middle_is_named(path: Path) -> None:
     (path / "commitlog" / segment_name(SIZE)).unlink()
     (path / "watermark").unlink()
-    with pytest.raises(CorruptSegment, match=rf"commitlog: no file for bytes {SIZE} to {2 * SIZE}; restore"):
+    with pytest.raises(CorruptSegment, match=rf"commitlog: the file of bytes {SIZE} to {2 * SIZE} is missing"):
         MessageStore.open(path)
     assert not (path / "abort").exists(), "a store that could not be opened is unchanged"
 

@@ -36,7 +36,7 @@ def told(path: Path) -> list[str]:
 def test_opening_warns_of_a_hole_in_the_log(path: Path) -> None:
     (path / "commitlog" / segment_name(4 * SIZE)).unlink()
     (warning,) = told(path)
-    assert warning.startswith(f"{path}/commitlog: no file for bytes {4 * SIZE} to {5 * SIZE}; restore")
+    assert warning.startswith(f"{path}/commitlog: the file of bytes {4 * SIZE} to {5 * SIZE} is missing")
     assert [finding.what[:23] for finding in verify(path).findings[:1]] == ["the segment is missing;"]
 
 

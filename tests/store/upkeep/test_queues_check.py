@@ -33,7 +33,7 @@ DAMAGED_QUEUES: dict[str, tuple[Damage, str, str]] = {
         "offset 20",
         "10 messages have no entry in the queue",
     ),
-    "hole": (lambda path: (path / QUEUE / segment_name(200)).unlink(), "queue 0", "no file for bytes 200 to 400"),
+    "hole": (lambda path: (path / QUEUE / segment_name(200)).unlink(), "queue 0", "the file of bytes 200 to 400"),
     "first file": (
         lambda path: (path / QUEUE / segment_name(0)).unlink(),
         "offset 0",

@@ -28,7 +28,7 @@ def test_begin_of_ascending_times(times: list[int], least: int, expected: int) -
 def test_recovery_excludes_other_writers(path: Path) -> None:
     with MessageStore.open(path):
         (path / "watermark").unlink()
-        with pytest.raises(StoreLocked, match="were deleted while other processes write here; close those"):
+        with pytest.raises(StoreLocked, match="were deleted while other processes write here"):
             MessageStore.open(path)
 
 

@@ -232,5 +232,5 @@ def test_damaged_queue_does_not_block_cuts_in_others(path: Path) -> None:
     (path / "consumequeue/t/0" / segment_name(200)).unlink()
     with MessageStore.open(path) as store:
         assert [store.consumer_offset(group, "u", 0) for group in ("g", "h")] == [1, 1]
-        with pytest.raises(CorruptSegment, match="no file for bytes 200 to 400"):
+        with pytest.raises(CorruptSegment, match="the file of bytes 200 to 400"):
             store.max_offset("t", 0)
