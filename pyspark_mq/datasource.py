@@ -54,8 +54,8 @@ class DefaultSource(DataSource):
         return WriteOptions.parse(self.options)
 
     def schema(self) -> StructType:
-        """Return the default columns: of a write if the options are only those of writes, as of a view for INSERT INTO,
-        else of a query.
+        """Return the columns of a query without `.schema(...)`. For a view with only options of writes, return the
+        columns to write.
 
         This is the first call of `load()`, so the path and the topics are checked here. Raises as `source_options` and
         `check_before_planning`.

@@ -168,7 +168,7 @@ def send(
 
 
 def with_constants(row: Row, constants: Row, without: set[str]) -> Row:
-    """Return a row with the constants of the command line. Its properties are those of both.
+    """Return a row with the constants of the command line, and the properties of both.
 
     without: the row's fields to drop.
     """

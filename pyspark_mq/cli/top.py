@@ -89,7 +89,7 @@ def topic_lines(before: Look | None, now: Look) -> list[TopicLine]:
 
 
 def _size(queues: list[Extent]) -> int | None:
-    """Return the bytes of all queues; None if those of any queue are unknown."""
+    """Return the bytes of all queues; None if a size is unknown."""
     sizes = [each.size for each in queues if each.size is not None]
     return sum(sizes) if len(sizes) == len(queues) else None
 

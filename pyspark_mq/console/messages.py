@@ -46,7 +46,7 @@ _FIELDS = ("queue", "place", "tags", "sql", "key", "count")
 class MessageSearch:
     """A search as written in the form.
 
-    queue: "" for all queues. key: may also be an id. place: "" for the newest messages.
+    queue: "" for all queues. key: a key or a message id. place: "" for the newest messages.
     """
 
     topic: str

@@ -75,7 +75,7 @@ class Sampler:
         self.interval = interval
         self.log: Log = address.open()
         self.last = take_sample(self.log, None)
-        self.failure: str | None = None  # of the last look
+        self.failure: str | None = None  # the error of the last look
         self.history: deque[Sample] = deque([self.last], maxlen=round(HISTORY_SECONDS / interval))
         self._is_over = threading.Event()
         self._lock = threading.Lock()  # one sample at a time

@@ -54,7 +54,7 @@ class SubscribedQueues:
         return None if self.pattern is None else self._wants
 
     def select(self, topics: Mapping[str, Collection[Queue]], known: Collection[Queue] = ()) -> list[Queue]:
-        """Return the subscribed queues among those of `topics` and the `known` queues, sorted.
+        """Return the subscribed queues, sorted, out of the queues of `topics` and the `known` queues.
 
         known: queues of the checkpoint, which a missing broker may hide in `topics`.
         """

@@ -136,10 +136,10 @@ def share(limit: int, backlog: Sequence[int], turn: int = 0) -> list[int]:
 def fit(limit: int, sizes: Sequence[Int64s], backlog: Sequence[int], turn: int = 0) -> list[int]:
     """Return how many messages of each queue fit into `limit` bytes in total.
 
-    sizes: the sizes of the first messages of each queue, in bytes. backlog: all waiting bytes of each queue.
-    Each queue gets its first message if it fits, then the longest prefix that fits into its share. The rest of the
-    limit goes to the queues in turn. If the first message of the queue whose turn it is exceeds `limit`, the batch has
-    only this message, because it would otherwise wait forever.
+    sizes: the sizes of the first messages of each queue, in bytes. backlog: all waiting bytes of each queue. Each queue
+    gets its first message if it fits, then the longest prefix that fits into its share. The rest of the limit goes to
+    the queues in turn. If the first message of the first queue in turn exceeds `limit`, the batch has only this
+    message, because it would otherwise wait forever.
     """
     counts = [0] * len(sizes)
     ends = [np.cumsum(s) for s in sizes]

@@ -124,8 +124,8 @@ class Planner:
         them.
 
         All messages before `start` are processed, because Spark logs a batch before it asks for the next one. Spark may
-        never call `commit`, so the group is told here. If the group of an orderly query is ahead of `start`, the batch
-        is pinned to the group's offset.
+        never call `commit`, so this call commits to the group. If the group of an orderly query is ahead of `start`,
+        the batch is pinned to the group's offset.
         """
         if self._start_error is not None and not start.next:
             raise self._start_error

@@ -57,7 +57,9 @@ class Presence:
         return {name: broker for name, broker in sorted(found.items()) if broker.writable}
 
     def beat_if_due(self) -> None:
-        """Send a heartbeat if it is time. Send a heart-beat every 15 s. Raises `Unreachable`, `RequestRefused`."""
+        """Send a heartbeat if it is time. Send a heartbeat if the last one is 15 s old. Raises `Unreachable`,
+        `RequestRefused`.
+        """
         if time.monotonic() >= self._beaten_at + _BEAT_SECONDS:
             self._beat()
 
