@@ -136,7 +136,7 @@ _BY_LOG = itemgetter("physicalOffset")
 
 
 def rows_of(columns: tuple[str, ...], message_filter: MessageFilter, unreadable: Unreadable = "error") -> ReadSpec:
-    """Return the spec for `between`: `columns`, and those that order the rows."""
+    """Return how to read `columns`, together with the columns by which `between` orders the rows."""
     return ReadSpec(tuple(dict.fromkeys((*columns, *_ORDER))), message_filter, unreadable=unreadable)
 
 

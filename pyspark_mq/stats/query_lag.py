@@ -39,8 +39,10 @@ _FARTHEST = 3  # queues named in a log line
 class QueryLag(NamedTuple):
     """The messages of one queue that a query has not read.
 
-    bytes: of their records, estimated if there are many. seconds: since the first of them was stored. Both are None if
-    unknown, for example while the queue's broker is missing. Then `messages` is as the last batch knew it.
+    bytes: of their records, estimated if there are many. seconds: since the first of them was stored.
+
+    Both are None if unknown, for example while the queue's broker is missing. Then `messages` is the number after the
+    last batch.
     """
 
     messages: int

@@ -44,7 +44,10 @@ class _Part(NamedTuple):
 
 
 class TieredLog:
-    """Thread-safe. Every method that reads the archive raises `ArchiveError` and `ObjectsUnavailable`."""
+    """A store and its archive, read as one log. Thread-safe.
+
+    Every method that reads the archive raises `ArchiveError` and `ObjectsUnavailable`.
+    """
 
     def __init__(
         self, newer: PublishedQueues, config: StoreConfig, archive: StoreArchive, *, keeps_blocks: bool = False

@@ -11,7 +11,7 @@ import numpy as np
 
 from store.append.placing import AppendResult
 from store.append.published_end import PublishedEnd
-from store.delays.delivery_progress import FIELD, DeliveryProgress, delivered_in, proof, write_timer_check
+from store.delays.delivery_progress import FIELD, DeliveryProgress, delivered_in, delivery_marks, write_timer_check
 from store.delays.levels import Levels
 from store.delays.timers import Due, Timers, write_timer_log
 from store.disk.commit_log import CommitLog
@@ -74,7 +74,7 @@ class Delivery:
             begin = confirm if is_known else _first_waiting(queues, confirm)
             self._delivered = delivered_in(log, begin, confirm)
             progress = progress._replace(delivered_to=min(begin, published.flushed_offset))
-        # Retention deletes delivered messages and their proofs. A broker's retention deletes waiting messages, too.
+        # Retention deletes delivered messages and their marks. A broker's retention deletes waiting messages, too.
         self._expired = log.min_offset() if self._is_told else 0
         self._levels = Levels(log, queues, progress.levels, confirm, self._delivered, ends.of)
         self._timers = Timers(log, queues, progress.timers, self._delivered, ends.of)
@@ -131,7 +131,7 @@ class Delivery:
             _, before, delivered_to = self._progress
             if self._timers.is_all(known):
                 before, delivered_to = known, confirm
-            # Otherwise the log's proofs count from the offset that was saved before.
+            # Otherwise the delivery marks in the log count from the offset that was saved before.
             self._progress = DeliveryProgress(self._levels.offsets, before, delivered_to)
             self._noted, self._moved = confirm, False
 
@@ -179,7 +179,7 @@ class Delivery:
         if not len(rows):
             return []
         copies, offsets = copies.take(rows), offsets[rows]
-        places = CopyDestinations(topics.take(arrow(rows)), queue_ids[rows], fields={FIELD: proof(offsets)})
+        places = CopyDestinations(topics.take(arrow(rows)), queue_ids[rows], fields={FIELD: delivery_marks(offsets)})
         made = list(copies.records(places, self._encoding))
         fits = np.concatenate([records.sizes for records in made]) <= self._log.max_record_bytes
         if fits.all():

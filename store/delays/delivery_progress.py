@@ -114,7 +114,7 @@ def write_timer_check(root: Path, timers: DeliveredTimers, first_waiting: int) -
 FIELD = "prepared_transaction_offset"
 
 
-def proof(physical_offsets: Int64s) -> Int64s:
+def delivery_marks(physical_offsets: Int64s) -> Int64s:
     """Return the values of `FIELD` that mark messages as deliveries of the records at these log offsets, shape (n,)."""
     return ~physical_offsets
 
@@ -126,8 +126,8 @@ def delivered_in(log: CommitLog, begin: int, end: int) -> Int64s:
     """
     found = [np.empty(0, np.int64)]
     for chunk in walk(log, max(begin, log.min_offset()), until=end, check_crc=False):
-        proofs = chunk.records.field(FIELD)
-        found.append(~proofs[proofs < 0])
+        marks = chunk.records.field(FIELD)
+        found.append(~marks[marks < 0])
     return np.concatenate(found)
 
 

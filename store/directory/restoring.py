@@ -184,7 +184,7 @@ def _append(written: CommitLog, at: int, checked: CheckedBlock) -> int:
         begin = int(ends[first] - checked.entries.sizes[first])  # if all records are adjacent
         # Proofs of delivery contain offsets of the old log.
         offsets = ends - checked.entries.sizes + placement.physical_offsets[first] - begin
-        moved = checked.block.moved(offsets, with_proofs=False)
+        moved = checked.block.moved(offsets, with_delivery_marks=False)
         return moved[begin : int(ends[last - 1])].data
 
     written.write(written.stretches(placement, encoded))

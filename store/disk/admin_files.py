@@ -23,10 +23,10 @@ _SHOWN = 40  # characters
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a config file. If it is missing, empty or damaged, read its `.bak`; return {} if both are missing.
+    """Read a config file. If it is missing, empty or damaged, read its `.bak` instead. Return {} if there is neither.
 
-    In that case, warn that the file was lost or damaged, and with it the latest change. Raises `CorruptStore` if
-    neither can be used.
+    Warns if the file was lost or damaged: the `.bak` lacks its latest change. Raises `CorruptStore` if the file is
+    damaged and there is no usable `.bak`.
     """
     backup = _backup(path)
     failure: ValueError | None = None

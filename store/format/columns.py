@@ -188,9 +188,9 @@ class Block:
         """Return a property's values, null for messages without it."""
         return self._properties.value(name)
 
-    def moved(self, physical_offsets: Ints, *, with_proofs: bool = True) -> Bytes:
+    def moved(self, physical_offsets: Ints, *, with_delivery_marks: bool = True) -> Bytes:
         """See `moved_records`."""
-        return moved_records(self._records, physical_offsets, with_proofs=with_proofs)
+        return moved_records(self._records, physical_offsets, with_delivery_marks=with_delivery_marks)
 
     @cached_property
     def _properties(self) -> PropertyColumns:

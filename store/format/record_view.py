@@ -40,7 +40,7 @@ _BEHIND_STORE_IP = field_offset(RECORD_HEADER, "store_ip")
 _WORD = np.dtype(np.uint64)
 _CRC_WORD = np.frombuffer(PROPERTY_CRC.encode(), _WORD)
 _PROPERTIES_LENGTH = np.dtype(f">i{PROPERTIES_LENGTH_BYTES}")
-_PROOF = "prepared_transaction_offset"  # negative in delivered delayed messages, see `delays.delivery_progress.proof`
+_DELIVERY_MARK = "prepared_transaction_offset"  # negative in delivered messages, see `delivery_progress.delivery_marks`
 _SYS_HOST_V6 = SYS_BORN_HOST_V6 | SYS_STORE_HOST_V6
 
 
@@ -193,11 +193,11 @@ class RecordView:
         return positions if self.sound.all() else np.where(self.sound, positions, 0)
 
 
-def moved_records(records: RecordView, physical_offsets: Ints, *, with_proofs: bool = True) -> Bytes:
+def moved_records(records: RecordView, physical_offsets: Ints, *, with_delivery_marks: bool = True) -> Bytes:
     """Return the records back to back, with new log offsets and matching CRCs. The records must be as for
     `crc_matches`.
 
-    with_proofs: whether delivered messages keep the log offset of their delayed record, which refers to the old log.
+    with_delivery_marks: whether delivered messages keep the log offset of their delayed record, which refers to the old log.
     """
     data, bounds = flat(records.slices(records.positions, records.sizes))
     data = data.copy()
@@ -205,9 +205,9 @@ def moved_records(records: RecordView, physical_offsets: Ints, *, with_proofs: b
     offsets = physical_offsets.astype(RECORD_HEADER["physical_offset"])
     places = (starts + field_offset(RECORD_HEADER, "physical_offset"))[:, None] + np.arange(offsets.itemsize)
     data[places] = offsets.view(np.uint8).reshape(places.shape)
-    if not with_proofs:
-        width = RECORD_HEADER[_PROOF].itemsize
-        at = (starts + records.field_positions(_PROOF) - records.positions)[records.field(_PROOF) < 0]
+    if not with_delivery_marks:
+        width = RECORD_HEADER[_DELIVERY_MARK].itemsize
+        at = (starts + records.field_positions(_DELIVERY_MARK) - records.positions)[records.field(_DELIVERY_MARK) < 0]
         data[at[:, None] + np.arange(width)] = 0
     if (whole := records.have_property_crc).any():
         write_crcs(data, starts[whole], ends[whole])
