@@ -197,7 +197,7 @@ def moved_records(records: RecordView, physical_offsets: Ints, *, with_delivery_
     """Return the records back to back, with new log offsets and matching CRCs. The records must be as for
     `crc_matches`.
 
-    with_delivery_marks: whether delivered messages keep the log offset of their delayed record, which refers to the old log.
+    with_delivery_marks: whether delivered messages keep the log offset of their delayed record in the old log.
     """
     data, bounds = flat(records.slices(records.positions, records.sizes))
     data = data.copy()
