@@ -30,6 +30,8 @@ class Interrupted(click.ClickException):
 
 
 class WrongUsage(click.ClickException):
+    """A usage error, reported in one line."""
+
     exit_code = 2
 
 

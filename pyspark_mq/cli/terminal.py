@@ -43,6 +43,8 @@ def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
 
 
 class VisibleFormatter(logging.Formatter):
+    """Formats log records with control characters escaped."""
+
     def format(self, record: logging.LogRecord) -> str:
         return visible(super().format(record))
 

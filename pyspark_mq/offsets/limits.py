@@ -195,7 +195,7 @@ def parse_times(option: str, text: str, unmatched: Strategy) -> TimesByQueue:
 
 
 def start_of(given: Mapping[str, str]) -> StartOrEnd | None:
-    """Raises `OptionError`."""
+    """Return the start of a query, None if no option names one. Raises `OptionError`."""
     unmatched: Strategy = _strategy("startingOffsetsByTimestampStrategy", given)
     return _first_given(
         given,
@@ -208,7 +208,7 @@ def start_of(given: Mapping[str, str]) -> StartOrEnd | None:
 
 
 def end_of(given: Mapping[str, str]) -> StartOrEnd | None:
-    """Raises `OptionError`."""
+    """Return the end of a query, None if no option names one. Raises `OptionError`."""
     return _first_given(
         given,
         {

@@ -259,7 +259,9 @@ class GroupProgress(NoGroup):
 
 
 def consumed_topics(address: LogAddress, group: str, topics: Collection[str]) -> set[str]:
-    """Return those of `topics` that members of a group consume; none if the log cannot tell. Raises `StoreError`."""
+    """Return the subset of `topics` that members of a group consume; empty if the log cannot tell. Raises
+    `StoreError`.
+    """
     if not isinstance(address, DirectoryAddress):
         return set()
     it = address.group(group)

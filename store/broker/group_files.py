@@ -116,6 +116,8 @@ def advance(files: ConsumerOffsets, group: str, positions: Positions) -> None:
 
 
 class _ResetsFile(msgspec.Struct):
+    """The JSON of `resets.json`, see above."""
+
     count: int
     queues: list[tuple[str, Int, int, Long, str]]
 

@@ -19,6 +19,8 @@ from store.model.log_protocol import Positions
 
 
 class TakenMessages(NamedTuple):
+    """Messages that were handed out, with their queue."""
+
     queue: ProcessQueue
     handful: Handful
 

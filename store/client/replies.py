@@ -42,6 +42,8 @@ _logger = logging.getLogger("store")
 
 
 class RequestMessage(Protocol):
+    """A received message to reply to."""
+
     @property
     def properties(self) -> dict[str, str]: ...
 

@@ -68,7 +68,7 @@ class Presence:
         self.listed_at = time.monotonic()
         try:
             found = self._listed()
-            if found is not None and self._id not in found:  # the broker restarted, or missed heart-beats
+            if found is not None and self._id not in found:  # the broker restarted, or missed heartbeats
                 self._beat()
                 found = self._listed()
         except Unreachable as error:

@@ -136,6 +136,8 @@ class _LockedQueues(msgspec.Struct):
 
 
 class _TopicOffset(msgspec.Struct, rename="camel"):
+    """The bounds of a queue, in the answer to GET_TOPIC_STATS_INFO."""
+
     min_offset: int
     max_offset: int
 
@@ -362,9 +364,9 @@ class RouteTable:
         return found
 
     def _with_master(self, broker: Broker) -> Broker:
-        """Return a broker with the addresses in the list of brokers if its route has no master.
+        """Return a broker. If its route has no master, take its addresses from the list of brokers.
 
-        The list is a second old at most, and one request for all topics.
+        The list is at most a second old, and one request gets it for all topics.
         """
         return broker if broker.writable else self._listing()[1].get(broker.name, broker)
 

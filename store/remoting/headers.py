@@ -310,6 +310,8 @@ class KvKey(Header, frozen=True):
 
 
 class KvValue(Header, frozen=True):
+    """The answer to GET_KV_CONFIG."""
+
     value: str | None = None
 
 

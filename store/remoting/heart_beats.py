@@ -28,7 +28,7 @@ from store.remoting.request import Handler, Request, Response, of_json
 from store.remoting.rights import Perm, of_group
 from store.remoting.served_broker import ServedBroker
 
-_MAX_NEW_GROUPS = 16  # in one heart-beat
+_MAX_NEW_GROUPS = 16  # in one heartbeat
 _logger = logging.getLogger("store.remoting")
 
 

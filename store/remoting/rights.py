@@ -25,6 +25,8 @@ class Perm(IntFlag):
 
 
 class Need(NamedTuple):
+    """A permission that a request needs: `perm` for the topic or group `name`."""
+
     name: str
     perm: Perm
     is_group: bool = False
