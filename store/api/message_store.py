@@ -357,9 +357,10 @@ def _nothing() -> None:
 
 
 def delete_topic(path: str | os.PathLike[str], topic: str) -> None:
-    """As `MessageStore.delete_topic`, for the store in directory `path`. Other processes may have it open.
+    """Delete a topic of the store in directory `path`. Other processes may have the store open.
 
-    Raises as that and as `MessageStore.open`: `StoreLocked` while a RocketMQ broker runs on the directory.
+    Raises as `MessageStore.delete_topic` and `MessageStore.open`: `StoreLocked` while a RocketMQ broker runs on the
+    directory.
     """
     with MessageStore.open(path, create=False) as store:
         store.delete_topic(topic)

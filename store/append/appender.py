@@ -124,7 +124,7 @@ class GroupCommit:
         self._waiting: dict[WaitingAppend, None] = {}  # ordered; each change is one atomic call
 
     def append(self, records: Sequence[EncodedRecord]) -> list[Where]:
-        """Raises as `StoreLock.held` and `append`."""
+        """Append records together with those of other waiting threads. Raises as `StoreLock.held` and `append`."""
         self._lock.must_be_open()  # first: another thread may append these records, then close the store
         own = WaitingAppend(records)
         self._waiting[own] = None

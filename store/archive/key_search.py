@@ -41,7 +41,10 @@ class KeySearch:
         self._index = queues.index()
 
     def narrowed(self, ranges: Sequence[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
-        """See `Log.with_keys`. Raises `OffsetLost` if a segment of the index is missing."""
+        """Return the pieces of ranges that can match, see `Log.with_keys`.
+
+        Raises `OffsetLost` if a segment of the index is missing.
+        """
         found: dict[Queue, Int64s] = {}
         for topic in {wanted.queue.topic for wanted in ranges}:
             hashes = [key_hash(topic, key) for key in keys]

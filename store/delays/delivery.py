@@ -89,7 +89,7 @@ class Delivery:
             self._progress.write(self._root)
 
     def look(self) -> float:
-        """Read the new messages. Return the time (`time.monotonic`) at which to call this again at the latest."""
+        """Read the new messages. Return the time (`time.monotonic`) by which to call this again."""
         confirm = self._published_end.confirm_offset
         self._timers.look(confirm)
         if time.monotonic() < self._look_at:

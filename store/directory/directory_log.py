@@ -60,11 +60,11 @@ class DirectoryAddress:
         return self.path
 
     def open(self) -> DirectoryLog:
-        """Raises as `MessageStore.open` with read_only=True."""
+        """Open the store for reading. Raises as `MessageStore.open` with read_only=True."""
         return DirectoryLog(MessageStore.open(self.path, create=False, read_only=True))
 
     def open_writer(self) -> DirectoryWriter:
-        """Raises as `MessageStore.open` with create=False."""
+        """Open the store for writing. Raises as `MessageStore.open` with create=False."""
         return DirectoryWriter(MessageStore.open(self.path, create=False))
 
     def group(self, name: str) -> DirectoryGroup:

@@ -42,7 +42,7 @@ class Property:
 
 @dataclass(frozen=True)
 class Negative:
-    """`-x`. Null if x is not a number."""
+    """The negative of a number, `-x`. Null if x is no number."""
 
     operands: tuple[Node]
 
@@ -66,7 +66,7 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Contains:
-    """`x CONTAINS text`, and STARTSWITH and ENDSWITH. False if x is null, even if negated."""
+    """`x CONTAINS text`, `x STARTSWITH text` or `x ENDSWITH text`. False if x is null, even if negated."""
 
     part: Part
     operands: tuple[Node]

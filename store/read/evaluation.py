@@ -97,7 +97,7 @@ def total_order(doubles: Float64s) -> Int64s:
 
 
 def long_of(text: str) -> int | None:
-    """As `longs`, for one text. None if it is invalid."""
+    """Parse one text as `longs` does. Return None if it is invalid."""
     if not text.isascii() and _ONE_INTEGER_OF_ANY_SCRIPT.fullmatch(text):
         text = "".join(map(_ascii_digit, text))
     if not _ONE_INTEGER.fullmatch(text):
@@ -110,7 +110,7 @@ def long_of(text: str) -> int | None:
 
 
 def double_of(text: str) -> float | None:
-    """As `doubles`, for one text. None if it is invalid."""
+    """Parse one text as `doubles` does. Return None if it is invalid."""
     text = text.strip(_BLANKS)
     if _ONE_DOUBLE.fullmatch(text):
         return float(text.rstrip(_SUFFIXES))

@@ -142,7 +142,8 @@ class PublishedQueues:
     def scan(self, wanted: QueueRange, spec: ReadSpec, max_body_bytes: int) -> Iterator[pa.RecordBatch]:
         """Return the matching messages of a range. max_body_bytes: size limit of a body if `spec` has none.
 
-        The call raises `InvalidColumns`, and as `queue_containing`. The iterator raises as `scan_queue`.
+        This raises `InvalidColumns`, and the errors of `queue_containing`, before it returns. The iterator raises the
+        errors of `scan_queue`.
         """
         check_columns(spec.columns)
         return scan_queue(

@@ -62,7 +62,7 @@ class _Times:
         self._from, self._last = begin, 0
 
     def follow(self, offsets: Ints, times: Ints) -> None:
-        """Note the store times of the next records.
+        """Add the store times of the next records.
 
         offsets: log offsets. times: store times, ms. Both int64, shape (n,), n > 0.
         """
