@@ -93,7 +93,7 @@ ONCE_ON_A_CLUSTER = (
 
 
 def cluster_of(given: Mapping[str, str]) -> ClusterAddress:
-    """Raises `OptionError`."""
+    """Return the address of the cluster that options name. Raises `OptionError`."""
     for name, why in NOT_ON_A_CLUSTER.items():
         if given.get(name):
             raise OptionError(f"{name} does not work with nameServer: {why}")

@@ -133,7 +133,7 @@ class MarkFile:
             ) from error
 
     def write(self, mark: Mark) -> None:
-        """Raises `CommitError`."""
+        """Write and sync the mark. Raises `CommitError`."""
         try:
             write_file(self._path, encode(mark))
         except OSError as error:

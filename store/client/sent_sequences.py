@@ -96,12 +96,12 @@ class SentSequences:
         return bool(self._topics.queue_count(topic)) and self._topics.deletions().get(topic, 0) <= at
 
     def persist_if_due(self) -> None:
-        """Raises as `MessageStore.flush`."""
+        """Write the file if the last write is a minute old. Raises as `MessageStore.flush`."""
         if time.monotonic() - self._persisted_at > _PERSIST_SECONDS:
             self._persist(is_open=True)
 
     def close(self) -> None:
-        """Raises as `MessageStore.flush`."""
+        """Write the file, and unlock the folder. Raises as `MessageStore.flush`."""
         try:
             self._persist(is_open=False)
         finally:

@@ -235,7 +235,7 @@ class _BrokerLocks:
         return granted, unanswered
 
     def unlock(self, queues: Collection[Queue]) -> None:
-        """Raises as `lock`."""
+        """Release locks. Raises as `lock`."""
         self._ask(RequestCode.UNLOCK_BATCH_MQ, queues)
 
     def _ask(self, code: RequestCode, queues: Collection[Queue]) -> tuple[list[tuple[str, bytes]], set[Queue]]:
