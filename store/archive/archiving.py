@@ -155,21 +155,23 @@ class Archiving:
         Raises `ObjectsUnavailable`, `ArchiveOfAnother` before any write, and `QueuesPassedOver` at the end if some
         queues could not be archived.
         """
-        standing = ArchiveState.of(self._comparison, self._place, self._catalog, queues)
+        archive_state = ArchiveState.of(self._comparison, self._place, self._catalog, queues)
         there = self._comparison, self._place, self._catalog
-        is_doubtful = standing.is_doubtful(is_remembered=is_remembered)
-        if is_doubtful and not standing.is_of_store(*there, is_remembered=is_remembered):
-            raise of_another(self._place.url, self._catalog, standing.passed)
-        passed, parts = dict(standing.passed), dict[Queue, tuple[int, int]]()
+        is_doubtful = archive_state.is_doubtful(is_remembered=is_remembered)
+        if is_doubtful and not archive_state.is_of_store(*there, is_remembered=is_remembered):
+            raise of_another(self._place.url, self._catalog, archive_state.passed)
+        passed, parts = dict(archive_state.passed), dict[Queue, tuple[int, int]]()
         for queue in (queue for queue in queues if queue not in passed):
-            if part := self._passing(queue, passed, partial(self._part, queue, standing.begins.get(queue), end_of)):
+            if part := self._passing(
+                queue, passed, partial(self._part, queue, archive_state.begins.get(queue), end_of)
+            ):
                 parts[queue] = part
         total, done, taken = sum(max(0, end - begin) for begin, end in parts.values()), 0, 0
         progress(0, total)
         changed = False
         for queue, (begin, end) in parts.items():
             known = self._catalog.queues.get(queue)
-            now = replace(known or ArchivedQueue(next_offset=begin), last=standing.last.get(queue))
+            now = replace(known or ArchivedQueue(next_offset=begin), last=archive_state.last.get(queue))
             if now.indexed_from is None:
                 now = replace(now, indexed_from=begin)
             if now != known:

@@ -163,12 +163,12 @@ class StoreArchive:
         if catalog is None:
             raise NoArchive(f"{place.url}: no archive, and nothing to forget")
         named = [queue for of_topic in order.forgetting.values() for queue in of_topic]
-        standing = ArchiveState.of(comparison, place, catalog, list(dict.fromkeys([*order.queues, *named])))
-        if not self.is_remembered() and not standing.is_of_store(comparison, place, catalog):
+        archive_state = ArchiveState.of(comparison, place, catalog, list(dict.fromkeys([*order.queues, *named])))
+        if not self.is_remembered() and not archive_state.is_of_store(comparison, place, catalog):
             raise ArchiveOfAnother(
                 f"{place.url}: nothing shows that this is the archive of this store; nothing of it is forgotten"
             )
-        return forget(place, catalog, standing, order.forgetting)
+        return forget(place, catalog, archive_state, order.forgetting)
 
     def kept_from(
         self,
@@ -190,14 +190,14 @@ class StoreArchive:
             return None
         place, queues, offsets, maxima = self.place(), self.queues(topics), [confirm_offset], dict[Queue, int]()
         catalog = place.load() or Catalog(self._broker)
-        standing, log = ArchiveState.of(StoreComparison(published), place, catalog, queues), published.log
+        archive_state, log = ArchiveState.of(StoreComparison(published), place, catalog, queues), published.log
         # Read the ends before the queues, because queues grow. Topics deleted concurrently are dropped below.
         ends = QueueEnds(confirm_offset, {}) if is_brokers else QueueEnds.known(self._root, log, confirm_offset)
         for queue in queues:
             with suppress(UnknownTopic):  # deleted concurrently
                 minimum, maximum = published.offsets(queue.topic, queue.queue_id)
                 maxima[queue] = maximum
-                first = max(minimum, standing.begins.get(queue, minimum))
+                first = max(minimum, archive_state.begins.get(queue, minimum))
                 if first < maximum:
                     entries = published.of(queue.topic, queue.queue_id)
                     at, size, _ = entries.entries(first, first + 1)[0].item()

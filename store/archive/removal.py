@@ -78,11 +78,13 @@ def _is_old(segment: Segment, before: int) -> bool:
     return segment.sealed and segment.end < before
 
 
-def forget(place: ArchivePlace, catalog: Catalog, standing: ArchiveState, topics: Mapping[str, Sequence[Queue]]) -> int:
+def forget(
+    place: ArchivePlace, catalog: Catalog, archive_state: ArchiveState, topics: Mapping[str, Sequence[Queue]]
+) -> int:
     """Delete archived queues that the store's queues do not continue. Return the number of deleted messages.
 
     topics: maps each topic to its queues in the store. A topic without queues is deleted from the archive.
-    standing: the state of these queues.
+    archive_state: the state of these queues.
 
     If the process is killed, the next call deletes the remaining objects. The caller must hold the lock
     `of_store.alone`. Raises `UnknownTopic`, `ObjectsUnavailable`.
@@ -92,7 +94,7 @@ def forget(place: ArchivePlace, catalog: Catalog, standing: ArchiveState, topics
         known = ", ".join(catalog.of_topics()) or "none"
         raise UnknownTopic(f"{place.url}: no topic {', '.join(unknown)} to forget (there are: {known})")
     there = [queue for queue in catalog.queues if queue.topic in topics]
-    left = [queue for queue in there if topics[queue.topic] and not standing.is_cut_off(queue)]
+    left = [queue for queue in there if topics[queue.topic] and not archive_state.is_cut_off(queue)]
     gone = [queue for queue in there if queue not in left and not catalog.queues[queue].is_forgotten]
     forgotten, now = 0, catalog
     for queue in gone:

@@ -50,7 +50,7 @@ def write_file(path: Path, data: bytes | memoryview, *, backup: Path | None = No
 
     backup: path to which the old file is renamed, unless a crash left it empty.
     """
-    with system_errors(path), _complete(path, data) as temporary:
+    with system_errors(path), _synced_temporary(path, data) as temporary:
         if backup is not None and path.exists() and path.stat().st_size:
             path.replace(backup)
         temporary.replace(path)
@@ -67,7 +67,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 def create_file(path: Path, data: bytes) -> bool:
     """Create `path` durably, unless it exists. Return whether this call created it."""
-    with system_errors(path), _complete(path, data) as temporary:
+    with system_errors(path), _synced_temporary(path, data) as temporary:
         try:
             os.link(temporary, path)  # unlike a rename, this never replaces
         except FileExistsError:
@@ -76,7 +76,7 @@ def create_file(path: Path, data: bytes) -> bool:
 
 
 def open_file(path: Path, flags: int = 0) -> int:
-    """Open `path` for reading and writing. A missing file is created empty, with the permissions of `_follow`."""
+    """Open `path` for reading and writing. A missing file is created empty, with the permissions of `_adopt_permissions`."""
     with system_errors(path):
         return _open(path, flags | os.O_RDWR)
 
@@ -89,7 +89,7 @@ def _open(path: Path, flags: int) -> int:
             raise
         return os.open(path, flags)
     try:
-        _follow(fd, path.parent, _FILE_RIGHTS)
+        _adopt_permissions(fd, path.parent, _FILE_RIGHTS)
     except BaseException:
         os.close(fd)
         raise
@@ -101,7 +101,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its missing parents, with the permissions of `_follow`."""
+    """Create a folder and its missing parents, with the permissions of `_adopt_permissions`."""
     with system_errors(path):
         if path.is_dir():
             return
@@ -114,7 +114,7 @@ def make_folder(path: Path) -> None:
             return  # by another process
         fd = os.open(path, os.O_RDONLY)
         try:
-            _follow(fd, path.parent, _FOLDER_RIGHTS)
+            _adopt_permissions(fd, path.parent, _FOLDER_RIGHTS)
         finally:
             os.close(fd)
 
@@ -128,7 +128,7 @@ def make_root(path: Path) -> None:
         sync_directory(folder.parent, if_readable=True)
 
 
-def _follow(fd: int, directory: Path, rights: int) -> None:
+def _adopt_permissions(fd: int, directory: Path, rights: int) -> None:
     """Give a new file or folder the group of its directory, and the directory's mode limited to `rights`.
 
     So all users in that group can write the store, whatever their umask, and no user without access to the directory
@@ -175,7 +175,7 @@ def sync_directory(directory: Path, *, if_readable: bool = False) -> None:
 
 
 @contextmanager
-def _complete(path: Path, data: bytes | memoryview) -> Iterator[Path]:
+def _synced_temporary(path: Path, data: bytes | memoryview) -> Iterator[Path]:
     """Yield a synced temporary file. On exit, remove it unless it was renamed, and sync its directory."""
     temporary = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
     try:
