@@ -76,7 +76,9 @@ def create_file(path: Path, data: bytes) -> bool:
 
 
 def open_file(path: Path, flags: int = 0) -> int:
-    """Open `path` for reading and writing. A missing file is created empty, with the permissions of `_adopt_permissions`."""
+    """Open `path` for reading and writing. A missing file is created empty, and `_adopt_permissions` sets its owner and
+    mode.
+    """
     with system_errors(path):
         return _open(path, flags | os.O_RDWR)
 
@@ -101,7 +103,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its missing parents, with the permissions of `_adopt_permissions`."""
+    """Create a folder and its missing parents. `_adopt_permissions` sets their owner and mode."""
     with system_errors(path):
         if path.is_dir():
             return
