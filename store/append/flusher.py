@@ -61,7 +61,7 @@ class Flusher:
         self._starting = threading.RLock()  # for concurrent first appends
 
     def start(self, interval: float, after_flush: Callable[[], None]) -> None:
-        """Start to flush after appends. interval: seconds between two flushes. attend: called now, and after each
+        """Start to flush after appends. interval: seconds between two flushes. after_flush: called now, and after each
         flush.
         """
         after_flush()

@@ -35,7 +35,7 @@ class ConsumeQueues:
         recorded_ends: Callable[[], Ends] = dict,
         is_brokers: Callable[[], bool] = lambda: False,
     ) -> None:
-        """noted_ends: returns the recorded ends of queues; called at the first opening, and again after `forget`.
+        """recorded_ends: returns the recorded ends of queues; called at the first opening, and again after `forget`.
         is_brokers: returns whether a RocketMQ broker owns the directory. A broker restarts the queues of recreated
         topics at 0.
         """
