@@ -116,7 +116,7 @@ class PolledQueues:
 Found = TypeVar("Found")
 
 _RECENT_SECONDS = 0.05
-_READ_ONLY = "an archive is only read; 'pyspark-mq restore' makes a store of it"
+_READ_ONLY = "an archive is read-only. To write, create a store from it: pyspark-mq restore"
 _NONE = np.empty(0, np.int64)
 _MAX_BODY_BYTES = StoreConfig().maxDecompressedMessageSize
 
@@ -333,10 +333,10 @@ class ArchiveLog:
         what = named(physical_offset)
         topics = {number: topic for topic, number in self._queues().catalog.topics.items()}
         if what is None or what.topic_number not in topics:
-            why = "it has too large a number" if what is None else "its topic is not archived any more"
+            why = "the offset is out of range" if what is None else "its topic was deleted from the archive"
             raise OffsetLost(
-                f"{self._place.url}: the message that clients know as commit log offset {physical_offset} cannot be "
-                f"told by that: {why}; ask for it by topic, queue and offset"
+                f"{self._place.url}: no message is found for commit log offset {physical_offset}, because {why}. Ask "
+                "for the message by topic, queue and offset"
             )
         queue = Queue(topics[what.topic_number], what.queue_id)
         return QueueRange(queue, what.queue_offset, what.queue_offset + 1)
@@ -372,7 +372,9 @@ class ArchiveLog:
             return known
         catalog = self._place.load()
         if catalog is None:
-            raise NoArchive(f"{self._place.url}: its metadata is gone; restore {self._place.metadata} from a copy")
+            raise NoArchive(
+                f"{self._place.url}: the archive's metadata was deleted. Restore {self._place.metadata} from a copy"
+            )
         if known is None or known.catalog is not catalog:
             known = self._known = ArchivedQueues(self._place, catalog)
         self._read_at = time.monotonic()

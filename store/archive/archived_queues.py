@@ -38,11 +38,11 @@ class ArchivedQueues:
         minimum, maximum = it.min_offset(), it.archived.max_offset
         if wanted.start < minimum and wanted.length:
             raise OffsetLost(
-                f"{where}: offsets {wanted.start} to {min(wanted.end, minimum)} are not archived (any more), the "
-                f"oldest is {minimum}"
+                f"{where}: offsets {wanted.start} to {min(wanted.end, minimum)} are not archived. The oldest "
+                f"archived offset is {minimum}"
             )
         if wanted.end > maximum:
-            raise OffsetNotYet(f"{where}: asked up to offset {wanted.end}, but it is archived up to {maximum} only")
+            raise OffsetNotYet(f"{where}: read up to offset {wanted.end}, but it is archived only up to {maximum}")
         return it
 
     def index(self) -> KeyIndex:

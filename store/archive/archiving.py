@@ -239,7 +239,8 @@ class Archiving:
     def _drop_lost_index_segment(self, error: StoreError) -> int:
         """Drop the last index segment, which is lost. A search by key then reads all messages archived so far."""
         warnings.warn(
-            f"{error}. The index goes on without it: a search by key reads all that was archived until now",
+            f"{error}. The key index continues without it, so a search by key reads all messages that are archived "
+            "until now",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -266,7 +267,9 @@ class Archiving:
             else:
                 known = start - 1, before
             if not can_have(self._log, of_store, *known):
-                raise ArchiveOfAnother(f"another message stands before offset {start}, which was to be archived")
+                raise ArchiveOfAnother(
+                    f"before offset {start}, where archiving continues, the store has another message than the archive"
+                )
             if piece is None:
                 piece = self._next_piece(queue, start)
             piece.add(checked, queue, self._catalog.topics[queue.topic])
@@ -294,8 +297,8 @@ class Archiving:
             data = b""
         if len(data) != size:
             raise CorruptSegment(
-                f"{self._place.url}/{path}: {len(data)} bytes instead of {size}: it was changed or deleted; restore it "
-                "from a copy, or archive elsewhere"
+                f"{self._place.url}/{path}: {len(data)} bytes instead of {size}, so it was changed or deleted. "
+                "Restore it from a copy, or archive to another URL"
             )
         return data
 

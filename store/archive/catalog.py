@@ -215,11 +215,13 @@ class Catalog:
         path = Path(where)
         text, found, crc = data.rpartition(_CRC)  # absent in metadata by RocketMQ and older versions
         if found and crc != b"%d}" % zlib.crc32(text):
-            raise CorruptStore(f"{where}: damaged, for its checksum does not fit; restore it from a copy")
+            raise CorruptStore(f"{where}: damaged, because its checksum is wrong. Restore it from a copy")
         try:
             content = decode_fastjson(data, dict[str, Any])
         except ValueError as error:
-            raise CorruptStore(f"{where}: no metadata of an archive ({error}); restore it from a copy") from error
+            raise CorruptStore(
+                f"{where}: this file is not the metadata of an archive ({error}). Restore it from a copy"
+            ) from error
         tables = {kind: table(path, content, name) for kind, name in SEGMENTS.items()}
         brokers = {name.partition("/")[0] for segments in tables.values() for name in segments}
         queues: dict[Queue, ArchivedQueue] = {}
@@ -246,9 +248,13 @@ class Catalog:
         brokers.discard("")
         for name in (*brokers, *(queue.topic for queue in queues)):
             if not is_folder(name):
-                raise CorruptStore(f"{where}: {name!r} is no name of a broker, or of a topic; restore it from a copy")
+                raise CorruptStore(
+                    f"{where}: {name!r} is no name of a broker or of a topic. Restore the file from a copy"
+                )
         if len(brokers) > 1:
-            raise CorruptStore(f"{where}: of several brokers ({', '.join(sorted(brokers))}), which no broker writes")
+            raise CorruptStore(
+                f"{where}: the file names several brokers ({', '.join(sorted(brokers))}), which no broker writes"
+            )
         if not brokers:
             return None
         broker = brokers.pop()

@@ -51,20 +51,20 @@ class StoreComparison:
         while True:
             minimum, maximum = self._published.offsets(queue.topic, queue.queue_id)
             if end > maximum:
-                raise ArchiveOfAnother(f"archived up to offset {end}, the store ends at {maximum}")
+                raise ArchiveOfAnother(f"the archive ends at offset {end}, after the store's end {maximum}")
             if end < minimum:
                 raise OffsetLost(
-                    f"archived up to offset {end}, but the store has messages from {minimum} on only: those in between "
-                    "were deleted before"
+                    f"the archive ends at offset {end}, but the store begins at {minimum}: the messages between were "
+                    "deleted before they were archived"
                 )
             if end == minimum:
                 if not self._may_follow(it):
-                    raise ArchiveOfAnother(f"another message is archived at offset {end - 1} than the store had")
+                    raise ArchiveOfAnother(f"the archive has another message at offset {end - 1} than the store had")
                 return was
             try:
                 found = fingerprint(self._log, self._published.of(queue.topic, queue.queue_id), end - 1)
                 if found != was and not self._is_same(it, end - 1):
-                    raise ArchiveOfAnother(f"another message is archived at offset {end - 1} than the store has")
+                    raise ArchiveOfAnother(f"the archive has another message at offset {end - 1} than the store")
             except OffsetLost:
                 if self._published.offsets(queue.topic, queue.queue_id)[0] == minimum:  # not deleted by retention
                     raise
@@ -94,9 +94,9 @@ class StoreComparison:
                 continue
             if not is_same:
                 raise ArchiveOfAnother(
-                    f"{it.queue}: another message is archived at offset {minimum} than the store has; name the archive "
-                    "of this store (option archive); if a RocketMQ broker restarted the topic, 'pyspark-mq archive "
-                    f"STORE --forget {it.queue.topic}'"
+                    f"{it.queue}: the archive has another message at offset {minimum} than the store. Name the "
+                    "archive of this store (option archive). If a RocketMQ broker restarted the topic, delete it "
+                    f"from the archive: pyspark-mq archive STORE --forget {it.queue.topic}"
                 )
             return True
 
@@ -184,7 +184,7 @@ class ArchiveState(NamedTuple):
             try:
                 last[it.queue] = comparison.last(it)
             except UnknownQueue:
-                reason = f"{it.queue} is archived, but the topic has no such queue"
+                reason = f"{it.queue} is archived, but does not exist in the store"
                 others.setdefault(it.queue.topic, ArchiveOfAnother(reason))
             except ArchiveOfAnother as error:
                 others.setdefault(it.queue.topic, error)
@@ -238,19 +238,21 @@ def told(reasons: Mapping[Queue, StoreError]) -> str:
 
 
 def passed_over(root: Path, url: str, reasons: Mapping[Queue, StoreError]) -> QueuesPassedOver:
-    return QueuesPassedOver(f"{root}: {url} has all now but {told(reasons)}. {_REMEDY}", reasons)
+    return QueuesPassedOver(
+        f"{root}: these queues were not archived to {url}, all others were: {told(reasons)}. {_REMEDY}", reasons
+    )
 
 
 def of_another(url: str, catalog: Catalog, reasons: Mapping[Queue, StoreError]) -> ArchiveOfAnother:
     why = told(reasons) or f"it has other topics ({', '.join(catalog.of_topics())})"
     return ArchiveOfAnother(
-        f"{url}: nothing shows that this is the archive of this store, so nothing is archived: {why}. "
-        f"Archive to another URL, or under another brokerName{f'. {_REMEDY}' if reasons else ''}"
+        f"{url}: this may be the archive of another store, so nothing was archived: {why}. Archive to another URL, "
+        f"or under another brokerName{f'. {_REMEDY}' if reasons else ''}"
     )
 
 
 _REMEDY = (
-    "If what is archived of a topic has a hole behind it, or a RocketMQ broker restarted it: 'pyspark-mq archive STORE "
-    "--forget TOPIC' takes that out of the archive, and archives what the store has ('pyspark-mq restore' makes a copy "
-    "of it before)"
+    "If messages of a topic are missing between the archive and the store, or a RocketMQ broker restarted the topic, "
+    "delete the topic from the archive and archive it again: pyspark-mq archive STORE --forget TOPIC. To keep a copy "
+    "of the archived messages, run pyspark-mq restore before"
 )

@@ -55,12 +55,13 @@ class FlatFile:
             data = self._objects.read(path, begin, end)
         except FileNotFoundError as error:
             raise OffsetLost(
-                f"{self._objects.url}/{path}: it is gone; if nothing deletes old ones, restore it from a copy"
+                f"{self._objects.url}/{path}: this object was deleted. If retention did not delete it, restore it "
+                "from a copy"
             ) from error
         if len(data) != end - begin:
             raise CorruptSegment(
-                f"{self._objects.url}/{path}: it ends before byte {end}, which the metadata says it has: it was "
-                "changed or cut; restore it from a copy"
+                f"{self._objects.url}/{path}: this object ends before byte {end}, up to which the metadata says it "
+                "goes. It was changed or truncated: restore it from a copy"
             )
         return data
 

@@ -36,7 +36,7 @@ Items = npt.NDArray[Any]  # dtype ARCHIVE_INDEX_ITEM
 _MOST_ITEMS = 1 << 21  # in one segment: 56 MiB
 _SMALL = 1 << 19  # a smaller last segment is rewritten with more items
 _MS = 1000
-_WRONG = "it was changed or cut; restore it from a copy"
+_WRONG = "it was changed or truncated: restore it from a copy"
 
 
 def segment_bytes(items: Items, begin: int, end: int, slots: int = INDEX_SLOTS) -> bytes:

@@ -93,7 +93,7 @@ class StoreArchive:
         missing = [name for name in self._names if name not in counts]
         if missing:
             known = ", ".join(counts) or "none"
-            raise UnknownTopic(f"{self._root}: no topic {', '.join(missing)} to archive (there are: {known})")
+            raise UnknownTopic(f"{self._root}: topic {', '.join(missing)} does not exist; there are {known}")
 
     @property
     def name(self) -> str:
@@ -129,7 +129,7 @@ class StoreArchive:
         hours = order.reserved_hours
         kept_since = None if hours is None else _ago(3600 * seconds("reserved_hours", hours))
         if not self.url:
-            raise InvalidArgument(f"{self._root}: name the URL to archive to; its settings remember none")
+            raise InvalidArgument(f"{self._root}: the store has no archive yet. Name the URL to archive to")
         _must_be_outside_stores(self.url)
 
         def remembering(done: int, total: int) -> None:
@@ -141,9 +141,9 @@ class StoreArchive:
             place = self.place()
             if (self.is_remembered() or not order.may_begin) and place.load() is None:
                 raise NoArchive(
-                    f"{place.url}: {self._root} archives there, and no archive is there now, as where nothing is "
-                    f"mounted; mount it, or restore {place.metadata} from a copy. To begin a new one, without what was "
-                    f"archived: delete the line 'archive' in {self._root / CONF_FILE}, and name the URL"
+                    f"{place.url}: the archive of {self._root} is missing here. Mount its file system, or restore "
+                    f"{place.metadata} from a copy. To begin a new archive without the archived messages, delete the "
+                    f"line 'archive' in {self._root / CONF_FILE}, and name the URL"
                 )
             forgotten = self._forget(place, StoreComparison(published), order) if order.forgetting else 0
             archiving, passed = Archiving(published, place, self._broker, piece_bytes), None
@@ -161,12 +161,12 @@ class StoreArchive:
     def _forget(self, place: ArchivePlace, comparison: StoreComparison, order: ArchiveOrder) -> int:
         catalog = place.load()
         if catalog is None:
-            raise NoArchive(f"{place.url}: no archive, and nothing to forget")
+            raise NoArchive(f"{place.url}: there is no archive here, so nothing can be deleted from it")
         named = [queue for of_topic in order.forgetting.values() for queue in of_topic]
         archive_state = ArchiveState.of(comparison, place, catalog, list(dict.fromkeys([*order.queues, *named])))
         if not self.is_remembered() and not archive_state.is_of_store(comparison, place, catalog):
             raise ArchiveOfAnother(
-                f"{place.url}: nothing shows that this is the archive of this store; nothing of it is forgotten"
+                f"{place.url}: this may be the archive of another store, so nothing was deleted from it"
             )
         return forget(place, catalog, archive_state, order.forgetting)
 
@@ -213,7 +213,8 @@ class StoreArchive:
             end = ends.of.get((queue.topic, queue.queue_id), 0)
             if maximum < end:  # missing entries are not archived, and cannot be rebuilt once the log is deleted
                 raise CorruptSegment(
-                    f"{published.of(queue.topic, queue.queue_id)}: entry {end - 1}, which it had, is gone. {MAKE_ANEW}"
+                    f"{published.of(queue.topic, queue.queue_id)}: entry {end - 1} existed before and is missing. "
+                    f"{MAKE_ANEW}"
                 )
         return min(offsets)
 
@@ -236,7 +237,7 @@ def _must_be_outside_stores(url: str) -> None:
     path = local_path(url)
     for folder in () if path is None else (Path(path), *Path(path).parents):
         if (folder / COMMIT_LOG_DIR).is_dir():
-            raise InvalidArgument(f"{url}: in {folder} is a store; archive to a directory outside of it")
+            raise InvalidArgument(f"{url}: {folder} has a store. Archive to a directory outside of it")
 
 
 def _plain(url: str) -> str:
@@ -290,7 +291,7 @@ def alone(root: Path) -> Iterator[None]:
         try:
             fcntl.flock(file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise StoreLocked(f"{root}: another process archives this store; let it, or stop it") from error
+            raise StoreLocked(f"{root}: another process is archiving this store. Wait for it, or stop it") from error
         yield
 
 

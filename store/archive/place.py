@@ -55,7 +55,9 @@ class ArchivePlace:
     def of_broker(url: str, options: Mapping[str, Any], cluster: str, broker: str) -> ArchivePlace:
         """Return the place that a broker archives to. Raises `ConfigError`, `ObjectsUnavailable`."""
         if not is_folder(broker):
-            raise ConfigError(f"brokerName={broker!r} is no name of a folder in an archive; set another one")
+            raise ConfigError(
+                f"brokerName={broker!r} cannot be the name of a folder in an archive. Set another brokerName"
+            )
         folder = cluster_folder(cluster)
         return ArchivePlace(without_secrets(url), objects_at(url, options), folder, f"{folder}/{broker}/{METADATA}")
 
@@ -75,11 +77,11 @@ class ArchivePlace:
         objects, shown = objects_at(url, options), without_secrets(url)
         found = list(_places(shown, objects))
         if not found:
-            what = "an archive that was begun and never counted" if _clusters(objects) else "no archive"
+            what = "the first archiving into this place was not completed" if _clusters(objects) else "no archive"
             raise NoArchive(f"{shown}: {what}; {_REMEDY}")
         if len(found) > 1:
             brokers = ", ".join(f"{shown}/{each.metadata.removesuffix(METADATA)[:-1]}" for each in found)
-            raise UnsupportedStore(f"{shown}: several stores were archived there; name one of {brokers}")
+            raise UnsupportedStore(f"{shown}: this place has archives of several stores. Name one of {brokers}")
         return found[0]
 
     def look_again(self) -> None:
@@ -113,8 +115,8 @@ class ArchivePlace:
         self.load()
         if self._seen.data != seen:
             raise ObjectsUnavailable(
-                f"{self.url}/{self.metadata}: it has changed: another store archives there under the same name; "
-                "give one of them another brokerName"
+                f"{self.url}/{self.metadata}: another store archives here under the same name. Give one of them "
+                "another brokerName"
             )
         self.objects.write(self.metadata, text)
         self._seen = _SeenMetadata(text, catalog)
@@ -132,7 +134,8 @@ class ArchivePlace:
             same = False
         if not same:
             raise ObjectsUnavailable(
-                f"{self.url}/{path}: other bytes were read back than were written; does another process archive there?"
+                f"{self.url}/{path}: the bytes read back differ from the written ones. Check that no other process "
+                "archives here"
             )
 
     def delete(self, paths: Iterable[str]) -> None:

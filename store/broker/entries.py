@@ -22,7 +22,7 @@ from store.model.log_protocol import Queue
 
 SILENT_SECONDS = 120.0  # after which RocketMQ's broker drops a client
 _INSTANCE = r"[a-zA-Z0-9_%|#-][a-zA-Z0-9_%|#.-]{0,99}"
-_ONE_WAY = "All members of a group do the same; end the others first, or join a group of another name"
+_ONE_WAY = "All members of a group must agree. Stop the others first, or join a group of another name"
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,9 @@ def client_id(instance: str | None = None) -> str:
     if instance is None:
         instance = f"{os.getpid()}#{time.monotonic_ns()}"
     if not re.fullmatch(_INSTANCE, instance):
-        raise InvalidArgument(f"instance={instance!r}: give up to 100 letters, digits, '%', '|', '_', '-', '#', '.'")
+        raise InvalidArgument(
+            f"instance={instance!r} is not valid. Give up to 100 letters, digits, '%', '|', '_', '-', '#', '.'"
+        )
     return f"{socket.gethostname()}@{instance}"
 
 
@@ -108,15 +110,15 @@ def check_fit(group: str, entry: MemberEntry, other: MemberEntry, processes: str
     error.
     """
     if entry.instance == other.instance:  # for example, of containers with the same host name
-        found = "has this name already: give each member an instance of its own"
+        found = "already has this name. Give each member an instance of its own"
     elif entry.model is not other.model:
         found = f"consumes by {other.model.value}, this one by {entry.model.value}. {_ONE_WAY}"
     elif entry.orderly != other.orderly:
         found = f"consumes {_order(other)}, this one {_order(entry)}. {_ONE_WAY}"
     elif _meaning(entry.subscriptions) != _meaning(other.subscriptions):
         found = (
-            f"reads {_said(other.subscriptions)}, and this one {_said(entry.subscriptions)}: each would get, and pass "
-            f"over, messages that only the other wants. {_ONE_WAY}"
+            f"reads {_said(other.subscriptions)}, and this one {_said(entry.subscriptions)}, so each would skip "
+            f"messages that only the other wants. {_ONE_WAY}"
         )
     else:
         return

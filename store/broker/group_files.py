@@ -145,7 +145,7 @@ class Resets:
         try:
             noted = decode(text, _ResetsFile)
         except ValueError as error:
-            raise CorruptStore(f"{self._path}: not what a reset writes ({error}); remove the file") from error
+            raise CorruptStore(f"{self._path}: this file is not the record of a reset ({error}). Delete it") from error
         return noted.count, {
             (Queue(topic, queue_id), whose): Reset(number, offset, whose)
             for topic, queue_id, number, offset, whose in noted.queues
@@ -281,6 +281,11 @@ class GroupFiles:
         try:
             flush_log(self.root)  # store the messages that it sent back before offsets pass them
         except FlushFailed as failure:
-            _logger.warning("group %s: what member %s had done is done again: %s", self.name, entry.id, failure)
+            _logger.warning(
+                "group %s: the progress of member %s is lost, so its last messages are delivered again: %s",
+                self.name,
+                entry.id,
+                failure,
+            )
         else:
             advance(self.offsets_of(entry), self.name, {queue: done[queue] for queue in counts})

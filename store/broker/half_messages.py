@@ -95,7 +95,7 @@ class HalfMessages:
                 yield half, message._replace(topic=topic, queue_id=number_in(message, PROPERTY_REAL_QUEUE))
             elif offset not in self._logged:
                 self._logged.add(offset)
-                _logger.error("%s: a transaction is open, and nobody is asked about it: %s", self._store.path, message)
+                _logger.error("%s: a transaction stays open and cannot be checked: %s", self._store.path, message)
 
     def save(self) -> None:
         """Commit the offsets of both queues up to the first open half message, as a broker does."""
@@ -154,7 +154,7 @@ def _verified(message: StoredMessage) -> StoredMessage | StoreError:
     if PROPERTY_PRODUCER_GROUP in said and said.get(PROPERTY_TRANSACTION_ID, message.msg_id) == message.msg_id:
         return message
     return CorruptRecord(
-        f"{HALF_TOPIC}, queue offset {message.queue_offset}: properties of a half message are damaged, for they name "
+        f"{HALF_TOPIC}, queue offset {message.queue_offset}: the properties of a half message are damaged: they name "
         f"no producer group, or two transactions: {said}"
     )
 

@@ -222,7 +222,10 @@ class PullRequestHoldService(Opened):
         Raises `StoreLocked` in a signal handler that interrupted another method.
         """
         if is_owned(self._lock):
-            raise StoreLocked(f"{self._what}: a signal handler stopped it amid another call in the same thread")
+            raise StoreLocked(
+                f"{self._what}: a signal handler called stop during another call in the same thread. Let the handler "
+                "set a flag or raise an exception instead"
+            )
         self._stopping = True
         thread = self._thread
         if thread is None:
@@ -276,7 +279,7 @@ class PullRequestHoldService(Opened):
         except StoreError as error:
             self.failure = error
             if not isinstance(error, StoreClosed):
-                _logger.error("%s: no requests are held any more: %s", self._store.path, error)
+                _logger.error("%s: requests are no longer held: %s", self._store.path, error)
         finally:
             self._stopping = True
             self._wake_all(self._requests.all(), Wake.STOPPED)

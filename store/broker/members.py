@@ -228,7 +228,8 @@ def _entry(path: Path) -> MemberEntry | None:
         finally:
             os.close(fd)
     raise CorruptStore(
-        f"{path}: this is not what a member of a group writes; end it ({_processes(path)}), then remove the file"
+        f"{path}: this file is not the file of a member of a group. Stop the member ({_processes(path)}), then "
+        "delete the file"
     )
 
 

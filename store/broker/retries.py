@@ -76,7 +76,7 @@ def send_back(
         lost = [messages[row] for row in np.flatnonzero(dead).tolist()]
         ids = ", ".join(first_id(message.msg_id, message.properties) for message in lost[:_SHOWN])
         more = f" and {len(lost) - _SHOWN} more" if len(lost) > _SHOWN else ""
-        _logger.warning("group %s: given up, and put into %s: %s%s", group, DLQ_TOPIC_PREFIX + group, ids, more)
+        _logger.warning("group %s: made dead letters in %s: %s%s", group, DLQ_TOPIC_PREFIX + group, ids, more)
     return AppendResult(placed.queue_ids[back], placed.queue_offsets[back], placed.physical_offsets[back])
 
 

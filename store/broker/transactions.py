@@ -105,7 +105,9 @@ class Transactions:
         Raises as `MessageStore.put_many`, and `MessageRefused` for delayed messages, as RocketMQ.
         """
         if any(message.delay_level or message.deliver_at is not None for message in messages):
-            raise MessageRefused(PutStatus.MESSAGE_ILLEGAL, "a delayed message in a transaction; leave out the delay")
+            raise MessageRefused(
+                PutStatus.MESSAGE_ILLEGAL, "a message in a transaction cannot be delayed. Remove the delay"
+            )
         messages = sendable(messages)
         append = self._store.begin()
         ids = [message.properties.get(PROPERTY_UNIQ_KEY) or uuid4().hex.upper() for message in messages]
@@ -294,7 +296,7 @@ class EndingAppend:
         offsets = [half.queue_offset for half in halves]
         if len(set(offsets)) < len(offsets):
             ids = ", ".join(half.transaction_id for half in halves)
-            raise TransactionEnded(f"{self._store.path}: a transaction is given twice, and ends once; of {ids}")
+            raise TransactionEnded(f"{self._store.path}: a transaction is given twice in {ids}. Give each once")
         if offsets:
             own = {PROPERTY_UNIQ_KEY: uuid4().hex.upper()}
             self._append.add_broker_messages(
@@ -304,7 +306,7 @@ class EndingAppend:
         placed = self._append.publish(unless=lambda: not (self._are_open(offsets) and self._topics_exist()))
         if placed is None:
             over = ", ".join(half.transaction_id for half in halves if not self._halves.is_open(half.queue_offset))
-            raise TransactionEnded(f"{self._store.path}: committed or rolled back before: {over}")
+            raise TransactionEnded(f"{self._store.path}: already committed or rolled back: {over}")
         return placed
 
     def _are_open(self, offsets: list[int]) -> bool:
@@ -315,8 +317,8 @@ class EndingAppend:
         for topic, half in self._needed:
             if not self._topics.queue_count(topic):
                 raise UnknownTopic(
-                    f"{self._store.path}: topic {topic!r} was deleted after transaction {half.transaction_id} began; "
-                    "roll it back"
+                    f"{self._store.path}: topic {topic!r} was deleted after transaction {half.transaction_id} began. "
+                    "Roll the transaction back"
                 )
         return True
 

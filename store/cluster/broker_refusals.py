@@ -20,18 +20,18 @@ _PASSING = frozenset(
 
 _REMEDIES = {
     ResponseCode.SYSTEM_ERROR: "see the broker's log",
-    ResponseCode.SYSTEM_BUSY: "it is busy, or a slave that is not to be read (slaveReadEnable=false); read or write "
-    "with fewer tasks, or give it more to work with",
-    ResponseCode.FLOW_CONTROL: "it limits how much it takes; read or write with fewer tasks",
-    ResponseCode.SERVICE_NOT_AVAILABLE: "it is starting, stopping, or its disk is full; see its log",
-    ResponseCode.NO_PERMISSION: "the account, the topic or the broker does not allow it; see accessKey and secretKey, "
-    "consumerGroup (the group for which is read), the topic's perm, and the broker's brokerPermission",
-    ResponseCode.TOPIC_NOT_EXIST: "is the topic's name right, and the name server's?",
-    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: "make the consumer group, e.g. mqadmin updateSubGroup, or let "
-    "the broker do so with autoCreateSubscriptionGroup=true",
-    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: "it is another kind of server (name servers listen at 9876 by default, "
-    "brokers at 10911), or too old a one; 4.9 or later is needed",
-    ResponseCode.MESSAGE_ILLEGAL: "the broker takes no such message; see its maxMessageSize",
+    ResponseCode.SYSTEM_BUSY: "the broker is busy, or it is a slave that must not be read (slaveReadEnable=false). Use "
+    "fewer tasks, or give the broker more resources",
+    ResponseCode.FLOW_CONTROL: "the broker limits its load. Use fewer tasks",
+    ResponseCode.SERVICE_NOT_AVAILABLE: "the broker is starting or stopping, or its disk is full. See its log",
+    ResponseCode.NO_PERMISSION: "the account, the topic or the broker does not allow this. Check accessKey and "
+    "secretKey, consumerGroup (the group of the reads), the topic's perm, and the broker's brokerPermission",
+    ResponseCode.TOPIC_NOT_EXIST: "check the name of the topic, and the name server",
+    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: "create the consumer group (mqadmin updateSubGroup), or set "
+    "autoCreateSubscriptionGroup=true on the broker",
+    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: "this is another kind of server (name servers listen on 9876 by default, "
+    "brokers on 10911), or a version before 4.9",
+    ResponseCode.MESSAGE_ILLEGAL: "the broker does not accept the message. Check its maxMessageSize",
 }
 
 

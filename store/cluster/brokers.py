@@ -40,8 +40,8 @@ class SlaveAnswers:
         """
         if broker.is_slave and answer.code in _NOT_THERE:
             raise Unreachable(
-                f"broker {broker.name} at {broker.readable}, {code.name} of {queue}: it is a copy and does not know of "
-                "it, and its master, which may, does not answer"
+                f"broker {broker.name} at {broker.readable}, {code.name} of {queue}: this slave does not know the "
+                "queue, and its master does not answer. Start the master"
             )
         if code not in _CLAMPS or answer.code != ResponseCode.SUCCESS:
             return answer
@@ -203,7 +203,7 @@ class Brokers:
     ) -> Future[Command]:
         if not address:
             unknown: Future[Command] = Future()
-            unknown.set_exception(Unreachable("an unknown address, no name server lists it"))
+            unknown.set_exception(Unreachable("no name server lists its address"))
             return unknown
         return self._client.ask(address, code, self.address.signed(fields, body), body, timeout)
 

@@ -131,8 +131,8 @@ class ClusterLog:
         if refused := {queue: positions[queue] for queue, answer in answers.items() if answer.remark}:
             resets(self._brokers, group, refused)  # the broker then accepts the next commits
             _logger.warning(
-                "%s: group %s was reset by an admin tool, in %s. A query only writes its offsets to the group and "
-                "goes on; start a new query with startingOffsets=group to go on at the reset",
+                "%s: group %s was reset by an admin tool, in %s. The query continues from its checkpoint. To apply "
+                "the reset, start a new query with startingOffsets=group",
                 self._address, group, ", ".join(map(str, refused)),
             )  # fmt: skip
         if missing := positions.keys() - answers.keys():
@@ -159,13 +159,13 @@ class ClusterLog:
         is_whole = self._bounds.is_from_master(wanted.queue)  # otherwise pulls wait for messages that the slave lacks
         if is_whole and wanted.start < there.min_offset and wanted.length:
             raise OffsetLost(
-                f"{self._address}: {wanted.queue}, offsets {wanted.start} to {min(wanted.end, there.min_offset)} are "
-                f"gone, the oldest left is {there.min_offset}"
+                f"{self._address}: {wanted.queue}, offsets {wanted.start} to {min(wanted.end, there.min_offset)} "
+                f"were deleted. The oldest offset is {there.min_offset}"
             )
         if is_whole and wanted.end > there.max_offset:
             raise OffsetNotYet(
-                f"{self._address}: {wanted.queue}, asked up to offset {wanted.end}, but there are messages up to "
-                f"{there.max_offset} only"
+                f"{self._address}: {wanted.queue}, read up to offset {wanted.end}, but the queue ends at "
+                f"{there.max_offset}"
             )
         yield from decoded(pull(self._brokers, wanted), wanted, spec)
 

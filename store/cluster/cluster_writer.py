@@ -123,7 +123,8 @@ class Sending:
             broker = None if route is None else route.write.get(queue)
             if broker is None or not broker.writable:
                 failed[queue] = Unreachable(
-                    f"{self._brokers.address}: no master has {queue} now, to write to; is its broker down?"
+                    f"{self._brokers.address}: no master broker has {queue} to write to. Check whether its broker is "
+                    "down"
                 )
                 continue
             first = self._left[queue][0]
@@ -132,7 +133,7 @@ class Sending:
             try:
                 command = answer.result()
                 if command.code == ResponseCode.TOPIC_NOT_EXIST:
-                    raise UnknownTopic(f"broker {broker.name}: there is no topic {queue.topic} any more")
+                    raise UnknownTopic(f"broker {broker.name}: topic {queue.topic} was deleted")
                 if command.code != ResponseCode.SUCCESS:
                     who = f"broker {broker.name} at {broker.writable[0]}"
                     raise explained(command, who, self._left[queue][0].code, queue)
@@ -235,7 +236,10 @@ class ClusterWriter(ClusterLog):
         deadline = time.monotonic() + self._address.patience
         while (found := self._brokers.routes.route(topic, oldest=0.0)) is None or len(found.read) < queues:
             if time.monotonic() >= deadline:
-                raise UnsupportedStore(f"{self._address}: topic {topic!r} was made, and no name server knows it yet")
+                raise UnsupportedStore(
+                    f"{self._address}: topic {topic!r} was created, but no name server lists it yet. Try again in a "
+                    "minute"
+                )
             time.sleep(_LOOK_AGAIN_SECONDS)
         return len(found.read)
 
@@ -266,7 +270,7 @@ class ClusterAppend:
         """
         parts, self._parts = self._open_parts(), None
         if unless is not None:
-            raise UnsupportedStore(f"{self._brokers.address}: a cluster appends without a condition")
+            raise UnsupportedStore(f"{self._brokers.address}: conditional appends do not work on a cluster")
         results, ends = [], dict[Queue, int]()
         for topic, table in parts:
             for piece in split(table):
@@ -303,8 +307,8 @@ class ClusterAppend:
             left = {queue: end for queue, end in left.items() if seen.get(queue, 0) < end}
             if left and time.monotonic() >= deadline:
                 raise StoreUnavailable(
-                    f"{self._brokers.address}: took messages of {', '.join(map(str, left))}, and does not show them to "
-                    "readers; see the brokers' logs"
+                    f"{self._brokers.address}: messages of {', '.join(map(str, left))} were sent, but are not "
+                    "visible to readers yet. See the brokers' logs"
                 )
             if left:
                 time.sleep(pause)
@@ -318,8 +322,8 @@ class ClusterAppend:
         route = self._brokers.routes.route(topic) or self._brokers.routes.route(topic, oldest=0.0)
         if route is None or not route.write:
             raise UnknownTopic(
-                f"{self._brokers.address}: there is no topic {topic!r} that can be written; create it; or, if it is "
-                "there, see its perm, and whether its masters run"
+                f"{self._brokers.address}: topic {topic!r} does not exist or cannot be written. Create it. If it "
+                "exists, check its perm, and whether its master brokers run"
             )
         return list(route.write)
 
@@ -349,12 +353,14 @@ class ClusterAppend:
         found = [index for index, queue in enumerate(queues) if queue.queue_id == number]
         if len(found) > 1:
             names = ", ".join(str(queues[index]) for index in found)
-            raise InvalidColumns(f"queueId {number} is {names}; leave the column out, or use shardingKey")
+            raise InvalidColumns(f"queueId {number} is {names}. Remove the column, or use shardingKey")
         if not found:
             raise UnknownQueue(f"{self._brokers.address}: topic {topic!r} has no queue {number} that can be written")
         return found[0]
 
     def _open_parts(self) -> list[tuple[str, pa.Table | pa.RecordBatchReader]]:
         if self._parts is None:
-            raise StoreClosed(f"{self._brokers.address}: this append was published or abandoned; begin a new one")
+            raise StoreClosed(
+                f"{self._brokers.address}: this append was already published or abandoned. Begin a new one"
+            )
         return self._parts

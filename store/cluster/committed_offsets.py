@@ -84,7 +84,7 @@ class MemberOffsets:
                 if not is_temporary(error):
                     raise
                 failed.append(Unreachable(str(error)))
-        warn_or_raise(self._what, failed, len(of_broker), "its offsets are persisted later")
+        warn_or_raise(self._what, failed, len(of_broker), "its offsets are committed later")
 
     def note_resets(self, positions: Positions) -> None:
         """Continue at these offsets. Commits in these queues are ignored until `fetch_resets` has returned them."""
@@ -106,7 +106,7 @@ class MemberOffsets:
     def _set(self, positions: Positions, *, once: bool = False) -> None:
         answers = commit(self._brokers, self._group, positions, once=once)
         for queue in positions.keys() - answers.keys():
-            _logger.warning("%s: no broker has %s now; the group's offset there is not persisted", self._what, queue)
+            _logger.warning("%s: no broker has %s now, so the group's offset there is not committed", self._what, queue)
         if refused := {queue: positions[queue] for queue, answer in answers.items() if answer.remark}:
             self.note_resets(resets(self._brokers, self._group, refused))
 

@@ -53,11 +53,14 @@ class ClusterGroup:
         """
         if model is not MessageModel.CLUSTERING:
             raise self._unsupported(
-                "a broadcasting member keeps offsets of its own, and brokers keep those of groups: let each member be "
-                "in a group of another name, which gets everything, too"
+                "broadcasting does not work on a cluster, because brokers keep offsets of groups only. Let each "
+                "member join a group of its own, which reads everything"
             )
         if exclusive:
-            raise self._unsupported("other clients share the queues among all members: join without exclusive=True")
+            raise self._unsupported(
+                "exclusive=True does not work on a cluster, because clients share the queues among all members. Join "
+                "without it"
+            )
         entry = MemberEntry(client_id(instance), dict(subscriptions), model, orderly)
         for other in self._known_members():
             check_fit(self.name, entry, MemberEntry(other.id, other.subscriptions, other.model, orderly), "a client")
@@ -100,9 +103,7 @@ class ClusterGroup:
 
     def reset(self, positions: Positions) -> None:
         """Raise `UnsupportedStore`, because brokers can only reset to a time."""
-        raise self._unsupported(
-            "brokers reset a group to a time: use mqadmin resetOffsetByTime, which members of all kinds obey"
-        )
+        raise self._unsupported("brokers reset a group to a time, not to offsets. Use mqadmin resetOffsetByTime")
 
     def _unsupported(self, why: str) -> UnsupportedStore:
         return UnsupportedStore(f"{self.address}: group {self.name}: {why}")

@@ -223,7 +223,7 @@ class ClusterHeld:
         try:
             command = self._brokers.take(answer, broker, ask)
         except CancelledError as error:
-            raise StoreClosed(f"{self._brokers.address}: closed while messages were waited for") from error
+            raise StoreClosed(f"{self._brokers.address}: closed during the wait for messages") from error
         except RemotingError as error:
             self._fail(pull, error)
             return None

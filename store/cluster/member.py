@@ -118,7 +118,7 @@ class ClusterMember(Opened):
                 self._offsets.persist_soon(own)
                 self._free(own)
             except Unreachable as error:
-                _logger.warning("%s: gave back %s, and a broker did not hear of it: %s", self._what, own, error)
+                _logger.warning("%s: released %s, but a broker was not told: %s", self._what, own, error)
             self._drop(own)
 
     def committed(self, queues: Iterable[Queue]) -> Positions:
@@ -162,8 +162,8 @@ class ClusterMember(Opened):
             broker = masters.get(message.broker_name)
             if broker is None:
                 raise InvalidArgument(
-                    f"{self._what}: message {message.msg_id} is of broker {message.broker_name!r}, and the brokers are "
-                    f"{', '.join(masters)}. Give messages as they were consumed"
+                    f"{self._what}: message {message.msg_id} is of broker {message.broker_name!r}, but the brokers "
+                    f"are {', '.join(masters)}. Give the messages as they were consumed"
                 )
             header = SendBack(
                 message.physical_offset,
@@ -255,5 +255,7 @@ class _BrokerLocks:
             except Unreachable as error:
                 unanswered.update(of_broker)
                 failed.append(error)
-        warn_or_raise(f"member {self._client_id} of group {self._group}", failed, len(asked), "locks are asked again")
+        warn_or_raise(
+            f"member {self._client_id} of group {self._group}", failed, len(asked), "the locks are requested again"
+        )
         return answers, unanswered

@@ -73,14 +73,16 @@ class Presence:
                 found = self._listed()
         except Unreachable as error:
             found = None
-            _logger.warning("%s: the other members cannot be listed; asked again later: %s", self._what, error)
+            _logger.warning("%s: the other members cannot be listed; trying again later: %s", self._what, error)
         if found is not None:
             self.members = sorted({*found, self._id})
 
     def leave(self) -> None:
         header = UnregisterClient(self._id, None, self._group)
         for error in self._send_all(RequestCode.UNREGISTER_CLIENT, header):
-            _logger.warning("%s: left; one broker did not hear of it and will notice later: %s", self._what, error)
+            _logger.warning(
+                "%s: left the group, but a broker was not told, and notices it later: %s", self._what, error
+            )
 
     def _beat(self) -> None:
         """Send a heartbeat. Raises an error if a broker refuses it, or if none answers."""

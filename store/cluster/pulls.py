@@ -82,7 +82,7 @@ def pull(brokers: Brokers, wanted: QueueRange) -> Iterator[PulledRecords]:
     while given < wanted.end:
         broker = brokers.routes.readable([wanted.queue]).get(wanted.queue)
         if broker is None:
-            raise UnknownTopic(f"{brokers.address}: no broker has {wanted.queue} any more")
+            raise UnknownTopic(f"{brokers.address}: {wanted.queue} was deleted: no broker has it")
         try:
             for records in _Pulls(brokers, broker.next(attempt), wanted._replace(start=given)):
                 yield records
@@ -122,7 +122,7 @@ class _Pulls:
     def __iter__(self) -> Iterator[PulledRecords]:
         try:
             if not self._address:
-                raise Unreachable("an unknown address, no name server lists it")
+                raise Unreachable("no name server lists its address")
             with closing(Pipe(self._address, REQUEST_SECONDS, self._tls)) as pipe:
                 yield from self._through(pipe)
         except (Unreachable, Untrusted) as error:
@@ -170,11 +170,11 @@ class _Pulls:
             raise BadFrame(f"{self._who}: an answer to pull {answer.opaque}, which was not made; is it RocketMQ?")
         if answer.code == ResponseCode.TOPIC_NOT_EXIST and self._is_slave:
             raise Unreachable(
-                f"{self._address}: it is a copy and does not know topic {wanted.queue.topic}, and its master, which "
-                "may, does not answer"
+                f"{self._address}: this slave does not know topic {wanted.queue.topic}, and its master does not "
+                "answer. Start the master"
             )
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
-            raise UnknownTopic(f"{self._who}: there is no topic {wanted.queue.topic} any more")
+            raise UnknownTopic(f"{self._who}: topic {wanted.queue.topic} was deleted")
         if answer.code not in PULLED:
             raise explained(answer, self._who, RequestCode.PULL_MESSAGE, wanted.queue)
         header = Pulled.of(answer.fields)
@@ -200,14 +200,14 @@ class _Pulls:
         """Return the error for an empty answer in a range that has messages."""
         if header.min_offset > wanted.start and not self._is_slave:  # only the master knows whether they were deleted
             return OffsetLost(
-                f"{self._who}: {wanted.queue}, offsets {wanted.start} to {header.min_offset} are gone, the oldest left "
-                f"is {header.min_offset}"
+                f"{self._who}: {wanted.queue}, offsets {wanted.start} to {header.min_offset} were deleted. The "
+                f"oldest offset is {header.min_offset}"
             )
         return RequestRefused(
             ResponseCode.SERVICE_NOT_AVAILABLE,
-            f"no messages of {wanted.queue} from {wanted.start} on, and it is said to go from {header.min_offset} to "
-            f"{header.max_offset}: a slave that has less than its master, or is not to be read "
-            "(slaveReadEnable=false), or a broker that is deleting files",
+            f"no messages of {wanted.queue} from {wanted.start} on, although the queue has offsets "
+            f"{header.min_offset} to {header.max_offset}: the broker is a slave with less than its master, or must "
+            "not be read (slaveReadEnable=false), or it is deleting files",
             f"{self._who}: ",
         )
 
@@ -265,6 +265,6 @@ def _no_such_records(
     if end != len(records.data):
         return CorruptRecord(f"{where}: what the broker sent is no record at byte {end} of {len(records.data)}")
     return UnsupportedStore(
-        f"{where}: the broker sent {count} records; batch topics (queue.type=BatchCQ) and compacted ones "
-        "(cleanup.policy=COMPACTION) have more or fewer than offsets, and are not read"
+        f"{where}: the broker sent {count} records for these offsets. Batch topics (queue.type=BatchCQ) and "
+        "compacted topics (cleanup.policy=COMPACTION) cannot be read"
     )

@@ -111,11 +111,13 @@ class Deliverer:
                 self._last_error = ""
             except (FlushFailed, StoreNotOpen, CorruptStore):
                 if not self._stopping.is_set():
-                    _logger.exception("%s: no delayed messages are delivered any more", self._root)
+                    _logger.exception("%s: this process delivers delayed messages no longer", self._root)
                 return
             except (StoreError, OSError) as error:
                 if self._last_error != (told := repr(error)):
-                    _logger.exception("%s: delayed messages wait; tried again every %g s", self._root, _AGAIN_SECONDS)
+                    _logger.exception(
+                        "%s: delayed messages cannot be delivered; trying again every %g s", self._root, _AGAIN_SECONDS
+                    )
                 self._last_error, rest = told, _AGAIN_SECONDS
             self._stopping.wait(rest)
 

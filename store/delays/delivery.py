@@ -172,7 +172,7 @@ class Delivery:
         if not known.all():
             names = ", ".join(sorted(set(topics.filter(arrow(~known)).to_pylist())))
             _logger.error(
-                "%s: %d delayed messages are lost: the topics that they were put for are not there any more: %s",
+                "%s: %d delayed messages are lost, because their topics were deleted: %s",
                 *(self._root, (~known).sum(), names),
             )
         rows = np.flatnonzero(known)
@@ -185,7 +185,8 @@ class Delivery:
         if fits.all():
             return made
         _logger.error(
-            "%s: %d delayed messages are lost: with the names of their topics they fit no commit log segment",
+            "%s: %d delayed messages are lost, because they do not fit a commit log segment with the names of their "
+            "topics",
             *(self._root, (~fits).sum()),
         )
         return self._records(copies.take(np.flatnonzero(fits)), offsets[fits])

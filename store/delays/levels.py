@@ -190,7 +190,7 @@ class Levels:
 
     def _pass_over(self, level: _Level, lost: OffsetLost) -> None:
         first = resume_after_lost(self._log, level.queue, level.next, lost)
-        what = "messages [%d, %d) were deleted before they were delivered; keep them longer (fileReservedTime)"
+        what = "messages [%d, %d) were deleted before they were delivered. Keep messages longer: raise fileReservedTime"
         _logger.warning(f"%s, queue %d: {what}", level.queue.topic, level.queue.queue_id, level.next, first)
         level.next, level.time = first, None
 

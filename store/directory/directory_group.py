@@ -64,15 +64,15 @@ class DirectoryGroup:
 
     def _must_not_be_served(self) -> None:
         self._no_clients(
-            "cannot share its queues with members beside it, for they do not say when they gave one up. End those "
-            "first, or join a group of another name"
+            "cannot share its queues with other members, because they do not tell when they release one. Stop those "
+            "clients, or join a group of another name"
         )
 
     def _no_clients(self, why: str) -> None:
         if is_served(self.path, self.name):
             raise GroupConflict(
-                f"{self.path}: group {self.name}: clients consume in it through a server (pyspark-mq serve: "
-                f"{server_of(self.path, self.name)}), and {why}"
+                f"{self.path}: group {self.name} has clients of a server (pyspark-mq serve: "
+                f"{server_of(self.path, self.name)}), which {why}"
             )
 
     def members(self) -> list[MemberInfo]:
@@ -101,7 +101,7 @@ class DirectoryGroup:
         self.must_exist()
         with self._files.locked():
             if members := self._files.roster.present():
-                raise GroupConflict(f"{self.path}: group {self.name} has members: {members[0].id}; end those first")
+                raise GroupConflict(f"{self.path}: group {self.name} has members: {members[0].id}. Stop them first")
             for offsets in (self._files.offsets, *ConsumerOffsets.of_instances(self.path, self.name)):
                 offsets.delete(self.name, with_offsets=with_offsets)
 
@@ -111,7 +111,7 @@ class DirectoryGroup:
         if self.name not in known:
             like = difflib.get_close_matches(self.name, known) or known
             found = ", ".join(like[:_SHOWN_GROUPS]) or "none"
-            raise UnknownGroup(f"{self.path}: no group {self.name!r}; there are: {found}")
+            raise UnknownGroup(f"{self.path}: group {self.name!r} does not exist; there are {found}")
 
     def reset(self, positions: Positions, *, by_its_server: bool = False) -> None:
         """Reset the group, see `Group.reset`. Raises `GroupConflict` while clients of a server are members.
@@ -121,7 +121,8 @@ class DirectoryGroup:
         self.must_exist()
         if not by_its_server:
             self._no_clients(
-                "go on where they are. Let it reset the group (mqadmin resetOffsetByTime), or end those first"
+                "would not notice the reset. Reset the group through the server (mqadmin resetOffsetByTime), or stop "
+                "those clients first"
             )
         with self._files.locked():
             self._files.reset(positions)

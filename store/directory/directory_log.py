@@ -256,7 +256,7 @@ class DirectoryHeld:
                 continue
             del self._held[request.queue]
             if why is Wake.STOPPED:
-                closed = StoreClosed(f"{self._store.path}: closed while messages were waited for")
+                closed = StoreClosed(f"{self._store.path}: closed during the wait for messages")
                 raise copy.copy(self._service.failure or closed)  # each `raise` adds to its traceback
             # After a timeout, the range lets the reader skip messages that do not match.
             if why is not Wake.TIMEOUT or request.noticed > request.offset:

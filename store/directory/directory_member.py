@@ -137,8 +137,8 @@ class DirectoryMember:
         self._member_files.must_be_open()
         if self._member_files.entry.model is MessageModel.BROADCASTING and integer("delay_level", delay_level) >= 0:
             raise InvalidArgument(
-                f"{self.id}: what a broadcasting member sends back reaches no member: keep it, or make it a dead "
-                "letter (delay_level below 0)"
+                f"{self.id}: a broadcasting member cannot send messages back to itself. Keep the message, or make it "
+                "a dead letter (delay_level below 0)"
             )
         store = self._store.open()
         send_back(store, self._files.name, messages, level=delay_level, max_reconsume_times=max_reconsume_times)
@@ -239,7 +239,9 @@ class _WriterOnDemand:
             try:
                 self.open()
             except (StoreError, OSError) as error:  # retried when the locks are renewed
-                _logger.warning("group %s: messages sent back wait for a writer: %s", self._files.name, error)
+                _logger.warning(
+                    "group %s: redelivered messages wait until a writer opens the store: %s", self._files.name, error
+                )
             finally:
                 self._threads.release()
 

@@ -86,14 +86,14 @@ def _chosen(archive: ArchiveAddress, log: ArchiveLog, topics: Sequence[str]) -> 
     names = [topic for topic in topics or archived if not topic.startswith(LIGHT_PREFIX)]
     if topics and not names:
         raise UnknownTopic(
-            f"{archive}: {', '.join(topics)} are light queues, which come with other topics: name the topics "
-            "that their messages were sent to"
+            f"{archive}: {', '.join(topics)} are light queues, which are restored with the topics of their messages. "
+            "Name these topics"
         )
     if acted := sorted(NOT_FOR_PUTTING.intersection(names)):
         rest = ", ".join(topic for topic in names if topic not in acted) or "there is none"
         raise UnsupportedStore(
-            f"{archive}: {', '.join(acted)}: the messages that waited there would be delivered, or asked about, again; "
-            f"name other topics to restore ({rest})"
+            f"{archive}: {', '.join(acted)} cannot be restored: delayed messages and open transactions would be "
+            f"delivered or checked again. Name other topics ({rest})"
         )
     return {topic: archived[topic] for topic in names}
 
@@ -111,15 +111,15 @@ def _must_have_light_queues(store: MessageStore, log: ArchiveLog, archive: Archi
     if lost := [queue.topic for queue, bounds in was.items() if now.get(queue) != bounds]:
         rest = [topic for topic in there if not topic.startswith(LIGHT_PREFIX)]
         raise UnsupportedStore(
-            f"{archive}: {len(lost)} light queues ({', '.join(lost[:_SHOWN])}, ...) cannot be restored as they were: "
-            "they have messages of several queues, or of some that are not archived. Name the topics to restore "
-            f"without them: {', '.join(rest) or 'there is none'}"
+            f"{archive}: {len(lost)} light queues ({', '.join(lost[:_SHOWN])}, ...) cannot be restored: their "
+            "messages are in several queues, or some are not archived. Name the topics to restore without them: "
+            f"{', '.join(rest) or 'there is none'}"
         )
 
 
 def _must_be_free(path: Path) -> None:
     if path.exists():
-        raise NotAStore(f"{path}: is there; name a directory that is not, or move this one away")
+        raise NotAStore(f"{path}: this path exists. Name a new directory, or move this one away")
 
 
 @contextmanager
@@ -130,9 +130,9 @@ def _alone(unfinished: Path) -> Iterator[None]:
         try:
             fcntl.flock(folder.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise StoreLocked(f"{unfinished}: another process restores there; let it, or stop it") from error
+            raise StoreLocked(f"{unfinished}: another process is restoring here. Wait for it, or stop it") from error
         if not _leads_to(unfinished, folder.fd):  # another process completed its restore before this had the lock
-            raise StoreLocked(f"{unfinished}: another process restored there first; see its result")
+            raise StoreLocked(f"{unfinished}: another process has just restored here. Check its result")
         for left in list(unfinished.iterdir()):
             if left.is_dir() and not left.is_symlink():
                 shutil.rmtree(left)

@@ -214,10 +214,10 @@ class BrokerMissing(Unreachable):
     @classmethod
     def of(cls, address: object, missing: Iterable[object]) -> BrokerMissing:
         return cls(
-            f"{address}: {'; '.join(map(str, missing))}. No message is lost by that. Start the broker, then the query "
-            "again: it goes on where it was. To wait longer set the option brokerTimeout, and to read the other "
-            "brokers meanwhile whenBrokerMissing=skip. If the broker never comes back, name the remaining ones with "
-            "the option brokers"
+            f"{address}: {'; '.join(map(str, missing))}. No message is lost. Start the broker, then the query again: "
+            "it continues where it stopped. To wait longer, set brokerTimeout. To read the other brokers without it, "
+            "set whenBrokerMissing=skip. If the broker never comes back, name the remaining brokers in the option "
+            "brokers"
         )
 
 
@@ -258,16 +258,16 @@ class CorruptRecord(CorruptStore):
     """Bytes that are not the record that the ConsumeQueue entry refers to."""
 
 
-_FULL = "nothing of this call is visible. Free some space and repeat it"
-_OWNER = "ask its owner for the right"
-_FILES = "close what is not needed, or raise the limit (ulimit -n; fs.file-max)"
-_DEVICE = "see the system's log; restore what is lost from a copy"
+_FULL = "nothing of this call is visible. Free some space, then repeat the call"
+_OWNER = "get permission from its owner"
+_FILES = "close files that are not needed, or raise the limit (ulimit -n; fs.file-max)"
+_DEVICE = "see the system's log (dmesg), and restore lost files from a copy"
 _LINKS = "correct the path"
-_NO_FILE = "a pipe or a socket stands where a file belongs: move it out of the store"
+_NO_FILE = "this is a pipe or a socket, not a file: move it out of the store"
 _REMEDIES = {
     errno.EACCES: _OWNER,
     errno.EPERM: _OWNER,
-    errno.EROFS: "copy it to where it can be written",
+    errno.EROFS: "copy the store to a writable file system",
     errno.EMFILE: _FILES,
     errno.ENFILE: _FILES,
     errno.EFBIG: "raise the limit of a file's length (ulimit -f), or use another file system",
@@ -276,16 +276,16 @@ _REMEDIES = {
     errno.ESTALE: _DEVICE,
     errno.ENODEV: _DEVICE,
     errno.ENOLCK: "a store needs a file system with locks: copy it to a local one",
-    errno.EBUSY: "close what uses it, and repeat the call",
-    errno.ETXTBSY: "close what uses it, and repeat the call",
+    errno.EBUSY: "close the programs that use it, then repeat the call",
+    errno.ETXTBSY: "close the programs that use it, then repeat the call",
     errno.ELOOP: _LINKS,
     errno.EEXIST: _LINKS,
     errno.ENAMETOOLONG: _LINKS,
-    errno.ENOTDIR: "a file stands where a folder belongs: move it out of the store",
+    errno.ENOTDIR: "this is a file, not a folder: move it out of the store",
     errno.ENXIO: _NO_FILE,
     errno.ESPIPE: _NO_FILE,
-    errno.ENOENT: "put it back, or correct the path",
-    errno.EISDIR: "a folder stands where a file belongs: move it out of the store",
+    errno.ENOENT: "restore it, or correct the path",
+    errno.EISDIR: "this is a folder, not a file: move it out of the store",
 }
 
 

@@ -101,7 +101,9 @@ class Remote:
         protocols = _protocols(self._files)
         if not protocols & {*CREATES_ONCE, _MEMORY}:
             known = ", ".join(f"{each}://" for each in CREATES_ONCE)
-            raise ObjectsUnavailable(f"{self.url}: it cannot make a file only if it is missing; use one of {known}")
+            raise ObjectsUnavailable(
+                f"{self.url}: this file system cannot create a file only if it is missing. Use one of {known}"
+            )
         try:
             with _memory_turn if _MEMORY in protocols else nullcontext():
                 self._put(path, lambda at: self._files.pipe_file(at, data, mode="create"))
@@ -144,7 +146,7 @@ class Remote:
         try:
             self._try(path, verb)
         except FileNotFoundError as error:
-            raise ObjectsUnavailable(f"{self.url}: it does not exist; create the bucket") from error
+            raise ObjectsUnavailable(f"{self.url}: the bucket does not exist. Create it") from error
 
     def _try(self, path: str, verb: Callable[[str], Result]) -> Result:
         with translated(f"{self.url}/{path}".rstrip("/"), self._secrets):
@@ -227,7 +229,9 @@ class Renaming(Remote):
         try:
             self._try(path, lambda at: self._files.mv(at, f"{self._root}/{to}"))
         except FileNotFoundError as error:
-            raise ObjectsUnavailable(f"{self.url}/{path}: it is missing; does another process write there?") from error
+            raise ObjectsUnavailable(
+                f"{self.url}/{path}: this object is missing. Check that no other process writes here"
+            ) from error
 
     def _make_folder_of(self, path: str) -> None:
         self._try(path.rpartition("/")[0], lambda at: self._files.makedirs(at, exist_ok=True))
@@ -242,12 +246,14 @@ def _connected(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         except ImportError as error:
             package = CREATES_ONCE.get(scheme)
             extra = "'pyspark-mq[s3]'" if package == "s3fs" else package
-            how = f"install it: {error}" if extra is None else f"pip install {extra}"
-            raise ObjectsUnavailable(f"{shown}: what reads {scheme}:// is not installed; {how}") from error
+            how = f"Install it: {error}" if extra is None else f"Install it: pip install {extra}"
+            raise ObjectsUnavailable(f"{shown}: the package for {scheme}:// is not installed. {how}") from error
         except (ValueError, FileNotFoundError) as error:
-            raise ObjectsUnavailable(f"{shown}: no file system that fsspec knows ({type(error).__name__})") from error
+            raise ObjectsUnavailable(
+                f"{shown}: fsspec has no such file system ({type(error).__name__}). Check the URL"
+            ) from error
     if "CachingFileSystem" in {kind.__name__ for kind in type(files).__mro__}:
-        raise ObjectsUnavailable(f"{shown}: a cache may give an old copy; name the file system behind it")
+        raise ObjectsUnavailable(f"{shown}: a cache may return an old copy. Name the file system that it caches")
     return files, root.rstrip("/")
 
 

@@ -25,7 +25,7 @@ def local_path(url: str) -> str | None:
         path = url.removeprefix("file:")
         if slashed := _ONE_SLASH.match(path):  # otherwise a folder in the working directory
             raise ConfigError(
-                f"{slashed[0]}...: a URL has two slashes there; a folder of that name is ./{slashed[0]}..."
+                f"{slashed[0]}...: a URL has two slashes after its scheme. To name a folder, write ./{slashed[0]}..."
             )
         return os.path.abspath(os.path.expanduser(path))
     if found["scheme"].lower() not in _LOCAL:
@@ -41,9 +41,11 @@ def storage_options(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text or "{}")
     except ValueError as error:
-        raise ConfigError(f"storage options are no JSON ({error.args[0]}); give an object") from None
+        raise ConfigError(
+            f'the storage options are no JSON ({error.args[0]}). Give an object, such as {{"anon": true}}'
+        ) from None
     if not isinstance(found, dict):
-        raise ConfigError("storage options are a JSON object, name to value")
+        raise ConfigError('the storage options are not a JSON object. Give an object, such as {"anon": true}')
     return found
 
 
@@ -70,12 +72,12 @@ def must_be_plain(url: str) -> None:
     for link in _links(url):
         if link.is_hidden:
             raise ConfigError(
-                f"{without_secrets(url)}: its user and password cannot be told from its host; write '/', '?', '#', "
-                "':' and '@' in them as %2F, %3F, %23, %3A and %40, or give them as storage options"
+                f"{without_secrets(url)}: the user and password cannot be separated from the host. Write '/', '?', "
+                "'#', ':' and '@' in them as %2F, %3F, %23, %3A and %40, or give them as storage options"
             )
         if link.has_query:
             raise ConfigError(
-                f"{without_secrets(url)}: a URL of files takes no query ('?name=value'); give a token as a storage "
+                f"{without_secrets(url)}: remove the query ('?name=value') from the URL. Give a token as a storage "
                 "option"
             )
 
@@ -86,7 +88,7 @@ def why_not_shared(url: str) -> str | None:
         known = ", ".join(f"{each}://" for each in CREATES_ONCE)
         return f"{scheme}:// cannot make a file only if it is not there, or is not seen by all; use one of {known}"
     if secrets_of(url):
-        return "it has a password, which logs would show; give it to fsspec's environment or configuration instead"
+        return "it has a password, which would be logged. Give the password in fsspec's environment or configuration"
     if not url.partition("://")[2].partition("/")[0]:
         return "it names no bucket"
     return None

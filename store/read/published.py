@@ -134,9 +134,11 @@ class PublishedQueues:
         queue, (minimum, maximum) = self.bounded(wanted.queue.topic, wanted.queue.queue_id)
         where = f"{self.log.segments.directory.parent}: topic {wanted.queue.topic!r}, queue {wanted.queue.queue_id}"
         if start < minimum and start < end:
-            raise OffsetLost(f"{where}: offsets {start} to {min(end, minimum)} are gone, the oldest left is {minimum}")
+            raise OffsetLost(
+                f"{where}: offsets {start} to {min(end, minimum)} were deleted. The oldest offset is {minimum}"
+            )
         if end > maximum:
-            raise OffsetNotYet(f"{where}: asked up to offset {end}, but there are messages up to {maximum} only")
+            raise OffsetNotYet(f"{where}: read up to offset {end}, but the queue ends at {maximum}")
         return queue
 
     def scan(self, wanted: QueueRange, spec: ReadSpec, max_body_bytes: int) -> Iterator[pa.RecordBatch]:

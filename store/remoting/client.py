@@ -105,8 +105,8 @@ class Client(Opened):
         except (TimeoutError, TimedOut) as error:
             peer.doubt(asked)
             raise Unreachable(
-                f"{address}: no answer to request {int(command.code)} within {timeout:g} s; is it RocketMQ that "
-                "listens there, and is it busy?"
+                f"{address}: no answer to request {int(command.code)} within {timeout:g} s. Check that a RocketMQ "
+                "server listens there, and that it is not overloaded"
             ) from error
 
     async def _tell(self, address: str, command: Command) -> None:

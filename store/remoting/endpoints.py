@@ -29,7 +29,7 @@ class Tls:
             found.context()
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
-            raise InvalidArgument(f"{path}: no file of certificates (PEM): {why}") from error
+            raise InvalidArgument(f"{path}: this is not a file of certificates in PEM: {why}") from error
         return found
 
     def context(self) -> ssl.SSLContext:
@@ -45,12 +45,12 @@ def not_connected(address: str, error: OSError, hint: str, *, tls: bool) -> Remo
     """Return the error for a failed connection. hint: a possible cause if TLS is not used."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return Untrusted(
-            f"{address}: its certificate is not trusted: {error.verify_message}. Is this the right server? Then name a "
-            "file with its certificate, or with its authority's (option tlsCaFile)"
+            f"{address}: its certificate is not trusted: {error.verify_message}. If this is the right server, set "
+            "tlsCaFile to a file with its certificate, or with its authority's"
         )
     if tls and isinstance(error, ssl.SSLError | ConnectionResetError):
         said = f" ({error.reason})" if isinstance(error, ssl.SSLError) and error.reason else ""
-        return Unreachable(f"{address}: it does not answer by TLS{said}; has it TLS at all? (option useTls)")
+        return Unreachable(f"{address}: it does not answer by TLS{said}. If the server has no TLS, remove useTls")
     why = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error.strerror or error
     return Unreachable(f"{address}: {why}; {hint}")  # asyncio's own text is different
 

@@ -104,7 +104,9 @@ class ServedOffsets:
                 with among_groups(self._store.path, self._store.config.lockTimeoutMillis / 1000):
                     self._write(new)
             except (StoreError, OSError) as error:
-                _logger.warning("how far groups have read is noted later, in %d queues: %s", len(new), error)
+                _logger.warning(
+                    "the offsets of groups in %d queues cannot be written, and are tried again: %s", len(new), error
+                )
                 return
             with self._lock:
                 for key, offset in new.items():

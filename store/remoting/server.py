@@ -98,7 +98,9 @@ class Server(Opened):
         try:
             self._listening, self.address = thread.submit(self._listen(*host_and_port(listen))).result()
         except OSError as error:
-            raise StoreUnavailable(f"{listen}: cannot listen there: {error.strerror}; choose another port") from error
+            raise StoreUnavailable(
+                f"{listen}: cannot listen on this address: {error.strerror}. Choose another port"
+            ) from error
 
     @property
     def connections(self) -> int:

@@ -95,8 +95,8 @@ def remove_restored_queues(root: Path) -> None:
         sync_directory(queues)
     for topic in sorted(topic for topic in gone if (queues / topic).exists()):
         _logger.warning(
-            "%s: topic %s was deleted, as %s says, and has messages since: the file is older than the log, and gets "
-            "the topic again; see what else it lacks",
+            "%s: topic %s has messages after its deletion, so the file %s is older than the log. The topic is listed "
+            "again. Check which other topics are missing",
             *(root, topic, TOPICS_FILE),
         )
         topics.create(topic, 1)

@@ -34,7 +34,7 @@ from store.model.errors import CorruptRecord, CorruptSegment, CorruptStore
 from store.upkeep.findings import misplaced, place_of
 from store.upkeep.plans import Plan, Point, SoundIndexFiles
 
-_REMEDY = "restore the segment from a copy, or read what is left with read_only=True"
+_REMEDY = "Restore the segment from a copy, or open the store with read_only=True to read the undamaged messages"
 
 
 class RecoveryDecision(NamedTuple):
@@ -136,8 +136,8 @@ class Recovery:
                 return self.decide(plan._replace(begin=Point.FIRST_BYTE))
         if end < trusted:
             raise CorruptRecord(
-                f"{segments.directory}: no sound record at log offset {end}, although all is safe up to {trusted}; "
-                f"{_REMEDY}"
+                f"{segments.directory}: the record at log offset {end} is damaged, although the log was flushed up "
+                f"to {trusted}. {_REMEDY}"
             )
         if plan.begin is Point.FIRST_BYTE:
             self._refuse_misplaced(queues.found, end if plan.trusted is Point.LAST_SEGMENT else trusted)
@@ -175,9 +175,8 @@ class Recovery:
             for index, record in misplaced(self._log, self._queues, name, *said, safe):
                 folder = f"{CONSUME_QUEUE_DIR}/{name[0]}/{name[1]}"
                 raise CorruptRecord(
-                    f"{self._log.segments.directory}: {place_of(record)}, but it is the one that topic {name[0]}, "
-                    f"queue {name[1]} has at offset {index}; {_REMEDY}; or, if the queue is wrong, move {folder} out "
-                    "of the store first"
+                    f"{self._log.segments.directory}: {place_of(record)}, but topic {name[0]}, queue {name[1]} has "
+                    f"it at offset {index}. {_REMEDY}. If the queue is wrong, move {folder} out of the store instead"
                 )
 
     def _warn_of_cuts(self, plan: Plan, end: int, found: Mapping[QueueName, QueueInLog]) -> None:
@@ -186,19 +185,19 @@ class Recovery:
         start = end - end % segments.size
         if plan.closed_cleanly and segments.first_not_zero(end, start + segments.size) is not None:
             what = (
-                f"{segments.path(start)}: what lies from byte {end - start} on (log offset {end}) is no sound record "
-                "and is cut off, although whoever wrote last left in good order. One that died may have left "
-                "it; if none did, messages are damaged: restore the file from a copy"
+                f"{segments.path(start)}: there is no sound record from byte {end - start} on (log offset {end}), "
+                "although the last writer closed the store. These bytes are truncated. If a writer was killed, it "
+                "may have left them. Otherwise messages are damaged: restore the file from a copy"
             )
         elif (plan.closed_cleanly or plan.trusted not in (Point.FLUSHED, Point.CONFIRMED)) and (
             known := [name for name in self._existing_queues if self._knows_more(name, found[name].max_offset, end)]
         ):
             (topic, queue_id), offset = known[0], found[known[0]].max_offset
             what = (
-                f"{segments.directory}: sound records end at log offset {end}, but {len(known)} queues know of "
-                f"messages behind it, which are cut off; topic {topic}, queue {queue_id} from offset {offset} on. A "
-                "crash of the machine may have taken them; if there was none, the log is damaged, or segments are "
-                "missing: restore them from a copy"
+                f"{segments.directory}: sound records end at log offset {end}, but {len(known)} queues have entries "
+                f"after it, which are truncated: topic {topic}, queue {queue_id} from offset {offset} on. A machine "
+                "crash may have lost the records. If there was none, the log is damaged, or segments are missing: "
+                "restore them from a copy"
             )
         else:
             return
@@ -234,9 +233,9 @@ class Recovery:
         bare = [(topic, n) for topic, count in topics.items() for n in range(count) if (topic, n) not in found]
         if ends is None and bare and (file := self._root / QUEUE_ENDS_FILE).exists():
             raise CorruptStore(
-                f"{file}: damaged, and nothing else says whether {len(bare)} queues without files had messages that "
-                f"retention took; the first is topic {bare[0][0]}, queue {bare[0][1]}. Restore the file from a copy, "
-                "or delete it if those queues had no messages: then they begin at 0"
+                f"{file}: damaged, and only this file records how many messages {len(bare)} queues without files "
+                f"had. The first is topic {bare[0][0]}, queue {bare[0][1]}. Restore the file from a copy. If these "
+                "queues never had messages, delete the file: they then begin at 0"
             )
         for name, end in ends.of.items() if ends is not None else ():
             queue = found.get(name)
@@ -308,12 +307,12 @@ class Recovery:
         if 0 <= offset < queue.max_offset:
             why = "the topic was deleted and created again"
         elif not queue.lives and self._log.min_offset():
-            why = "the queue's files are older than what retention left"
+            why = "the queue's files are older than the log's first record"
         folder = f"{CONSUME_QUEUE_DIR}/{name[0]}/{name[1]}"
-        anew = f"; or, if {why}, move {folder} out of the store first" if why else ""
+        or_move = f". If {why}, move {folder} out of the store instead" if why else ""
         return CorruptRecord(
             f"{self._log.segments.directory}: the record at log offset {at} says topic {name[0]}, queue {name[1]}, "
-            f"offset {offset}, but {queue.max_offset} is the next there; {_REMEDY}{anew}"
+            f"offset {offset}, but the queue continues at {queue.max_offset}. {_REMEDY}{or_move}"
         )
 
     def _may_be_torn(self) -> bool:
@@ -387,6 +386,6 @@ def must_reach(log: CommitLog, end: int) -> None:
     start = (end - 1) - (end - 1) % log.segments.size
     if end > log.min_offset() and next(walk(log, start, until=end, check_crc=False), None) is None:
         raise CorruptSegment(
-            f"{log.segments.path(start)}: the log goes up to {end}, but this segment of it is missing, or empty at its "
-            "beginning; restore it from a copy, or read what is left with read_only=True"
+            f"{log.segments.path(start)}: this segment is missing, or empty at its begin, but the log goes up to "
+            f"{end}. Restore it from a copy, or open the store with read_only=True to read the other messages"
         )

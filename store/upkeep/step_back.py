@@ -23,7 +23,7 @@ from store.format.topic_names import PRODUCERS_TOPIC
 from store.model.errors import CorruptSegment, CorruptStore
 from store.model.log_protocol import Positions, Queue
 
-WHY = "after a crash of the machine, or from a backup, they may be newer than the log"
+WHY = "after a machine crash or a restored backup, these files may be newer than the log"
 _TURN_SECONDS = 30.0  # to wait for the lock of consumer groups
 _logger = logging.getLogger("store")
 
@@ -40,24 +40,25 @@ def step_back(root: Path, queues: ConsumeQueues, end: int) -> None:
     topics = Topics(root)
     at_most = partial(_at_most, topics, TopicTable(root).batches, queues, end)
     for topic in topics.lower_tombstones(end):
-        _logger.warning("%s: topic %s was deleted behind the end of the log, %d: %s", root, topic, end, WHY)
+        _logger.warning("%s: topic %s was deleted after the present end of the log, %d: %s", root, topic, end, WHY)
     for offsets in (ConsumerOffsets(root), *ConsumerOffsets.of_instances(root)):
         with suppress(CorruptStore):
             for group, positions in _beyond(offsets, at_most):
                 with among_groups(root, _TURN_SECONDS):
                     offsets.set_positions(group, positions)
                 _logger.warning(
-                    "%s: the offsets of group %s stood behind what the log has, and it goes on at %s: %s",
+                    "%s: the offsets of group %s were after the end of the log, and are set back to %s: %s",
                     *(root, group, positions, WHY),
                 )
     for member, positions in step_back_members(root, at_most).items():
         _logger.warning(
-            "%s: member %s of group %s had done more than the log has, and the group inherits %s: %s",
+            "%s: the offsets of member %s of group %s were after the end of the log, and the group continues at %s: %s",
             *(root, member.stem, member.parent.name, positions, WHY),
         )
     for name, reached in reset_producers_ahead_of_log(root, partial(queues.at_most, PRODUCERS_TOPIC, 0, end)).items():
         _logger.warning(
-            "%s: producer %s noted that it had reached %s, of more than the log has; the log alone tells now: %s",
+            "%s: producer %s recorded the sequences %s, which are newer than the log. Its sequences are found in the "
+            "log instead: %s",
             *(root, name, reached.sequences, WHY),
         )
 

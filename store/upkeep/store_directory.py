@@ -116,12 +116,16 @@ class StoreDirectory:
         elif url["scheme"].lower() == "file" and url["host"] in ("", "localhost"):
             local = url["path"]
         else:
-            remedy = "; a URL of a local file begins with file:///" if url["scheme"] == "file" else "; copy it to one"
+            remedy = (
+                ". A URL of a local directory begins with file:///"
+                if url["scheme"] == "file"
+                else ". Copy the store to a local disk"
+            )
             raise NotAStore(
-                f"{without_secrets(text)}: a store lies on a local disk, for its locks and mappings{remedy}"
+                f"{without_secrets(text)}: a store must be on a local disk, because it locks and maps files{remedy}"
             )
         if "\0" in local:
-            raise NotAStore(f"{text!r}: no path has a zero byte")
+            raise NotAStore(f"{text!r}: a path must not have a zero byte")
         return StoreDirectory(Path(local).expanduser().absolute())
 
     def is_store(self) -> bool:
@@ -133,9 +137,7 @@ class StoreDirectory:
         refuse_kinds(self.root, writing=writing)
         if not self.is_store():
             what = "is no store" if self.root.exists() else "does not exist"
-            raise NotAStore(
-                f"{self.root}: {what}; create one with MessageStore.open(path) or 'pyspark-mq topic create'"
-            )
+            raise NotAStore(f"{self.root}: {what}. Create a store: pyspark-mq topic create, or MessageStore.open(path)")
 
     def create(self) -> None:
         """Create the directory unless it is a store already.
@@ -146,15 +148,16 @@ class StoreDirectory:
         if self.is_store():
             return
         if self.root.exists() and not self.root.is_dir():
-            raise NotAStore(f"{self.root}: a file; name a directory")
+            raise NotAStore(f"{self.root}: this is a file. Name a directory")
         with system_errors(self.root):
             others = sorted(entry.name for entry in self.root.iterdir()) if self.root.exists() else []
         if self.is_store():  # another process created it concurrently
             return
         if others and others != [CONFIG_DIR]:
             raise NotAStore(
-                f"{self.root}: holds other files ({', '.join(others[:3])}{', ...' if len(others) > 3 else ''}) "
-                "and no store; name a new or an empty directory"
+                f"{self.root}: this directory has other files "
+                f"({', '.join(others[:3])}{', ...' if len(others) > 3 else ''}) and no store. Name a new or an empty "
+                "directory"
             )
         make_root(self.root)  # with the permissions of the user's umask
         make_folder(self.root / COMMIT_LOG_DIR)
@@ -190,8 +193,8 @@ class StoreDirectory:
         for name in SIZES:
             if (size := getattr(there, name)) != getattr(config, name):
                 raise ConfigError(
-                    f"{self._conf}: {name}={size}, not {getattr(config, name)}: another process made the store at the "
-                    "same moment, with other sizes; open it again, which takes those"
+                    f"{self._conf}: {name}={size}, not {getattr(config, name)}, because another process created the "
+                    "store at the same time with other sizes. Open it again: it then has the sizes of the file"
                 )
 
     def save_configuration(self, config: StoreConfig) -> None:
@@ -209,10 +212,10 @@ class StoreDirectory:
         is_ours = (self.root / PUBLISHED_END_FILE).exists()
         if settings_text(self._conf) or not (is_ours or self._conf.exists()):
             return
-        what = "empty, as after a crash" if self._conf.exists() else "lost"
+        what = "empty, perhaps after a crash" if self._conf.exists() else "lost"
         warnings.warn(
-            f"{self._conf}: {what}; sizes are learnt from the files, other settings are the defaults. It is written "
-            "anew when the store is opened for writing",
+            f"{self._conf}: {what}. Sizes are taken from the store's files, other settings have their defaults. The "
+            "next opening for writing writes this file again",
             stacklevel=2,
         )
 
@@ -245,10 +248,10 @@ class StoreDirectory:
             end = published.written_end
             if published.same_boot and has_bytes_after(log, end):
                 warnings.warn(
-                    f"{log.segments.directory}: {PUBLISHED_END_FILE} says that the log ends at {end}, and something is "
-                    "left behind, which is no sound record, and goes. A RocketMQ broker that was killed may have left "
-                    f"it; if none did, {PUBLISHED_END_FILE} is older than the log, and messages are damaged: restore "
-                    "the segment from a copy",
+                    f"{log.segments.directory}: {PUBLISHED_END_FILE} says that the log ends at {end}, but bytes that "
+                    "are no sound record follow, and are truncated. If a RocketMQ broker was killed, it may have "
+                    f"left them. Otherwise {PUBLISHED_END_FILE} is older than the log, and messages are damaged: "
+                    "restore the segment from a copy",
                     RuntimeWarning,
                     stacklevel=2,
                 )

@@ -50,13 +50,13 @@ _DISPATCH_SECONDS = 1.0  # a running broker's queues lag at most so far behind i
 _SIZE_BYTES = RECORD_HEADER["total_size"].itemsize
 
 _BAD_END = (
-    "from here on there is no sound record, although whoever wrote last left in good order: one that died may have "
-    f"left this, and {REPAIR} cuts it off; if none did, messages are damaged"
+    "no sound record from here on, although the last writer closed the store. If a writer was killed, it may have "
+    f"left these bytes, and {REPAIR} truncates them. Otherwise messages are damaged"
 )
 _LOST_END = (
-    "from here on the queue names records behind log offset {end}, where sound ones end, although whoever wrote last "
-    f"left in good order: a crash may have taken them before, and {REPAIR} cuts this off; if there was none, the log "
-    "is damaged, or segments of it are missing"
+    "the queue has entries of records after log offset {end}, where sound records end, although the last writer "
+    f"closed the store. If the machine crashed, it may have lost these records, and {REPAIR} truncates the entries. "
+    "Otherwise the log is damaged, or segments are missing"
 )
 
 
@@ -79,7 +79,7 @@ def verify(
         try:
             verifier.run()
         except CorruptStore as error:
-            verifier.add(str(directory.root), f"{error}; no more was looked at", COPY)
+            verifier.add(str(directory.root), f"{error}. Nothing more was checked", COPY)
     return verifier.report
 
 
@@ -137,7 +137,7 @@ class _Verifier:
                     self.add(where, _BAD_END if left else _LOST_END.format(end=end), COPY)
             if is_at_rest:  # otherwise an append is running, or the next one undoes it
                 for where in behind:
-                    self.add(where, "something is left behind the end", REPAIR)
+                    self.add(where, "bytes are left after the end", REPAIR)
             for where, what in index_check.findings(is_at_rest=is_at_rest):
                 self.add(where, what, REPAIR)
 
@@ -162,9 +162,10 @@ class _Verifier:
         self._deletions = topics.deletions()
         for topic in topics_used_after_deletion(self._root) if is_told else ():
             what = (
-                f"topic {topic} was deleted, and has messages since, which nobody sees: the file is older than the log"
+                f"topic {topic} has messages after its deletion, which readers do not see, so this file is older "
+                "than the log"
             )
-            self.add(TOPICS_FILE, what, "open the store for writing, which lists it again")
+            self.add(TOPICS_FILE, what, "open the store for writing: that lists the topic again")
         table = topics.table()
         self._is_compared = lambda topic, at: topic not in table.batches and table.is_there(topic, at)
 
@@ -212,7 +213,9 @@ class _Verifier:
         times = chunk.records.field("store_timestamp")
         wrong = chunk.offsets[(times <= 0) | (times > LAST_MS)]
         if len(wrong):
-            self.add(self._place(int(wrong[0])), f"{len(wrong)} records have no time that can be, from here on", COPY)
+            self.add(
+                self._place(int(wrong[0])), f"{len(wrong)} records have impossible store times, from here on", COPY
+            )
 
     def _check_bodies(self, chunk: LogChunk) -> None:
         broken = broken_bodies(chunk, self._config.maxDecompressedMessageSize)

@@ -77,7 +77,7 @@ def modes(path: Path) -> dict[str, set[str]]:
 
 def refused(told: str, path: Path) -> bool:
     """Return whether the result is a StoreError that names the path and a remedy."""
-    return told.startswith("StoreUnavailable") and str(path) in told and "ask its owner for the right" in told
+    return told.startswith("StoreUnavailable") and str(path) in told and "get permission from its owner" in told
 
 
 @needs_root

@@ -81,4 +81,4 @@ def test_hold_raises_if_the_directory_is_replaced(tmp_path: Path, caplog: pytest
         held.again(queue, 0)
         with pytest.raises(StoreReplaced):
             next(held)
-    assert "no requests are held any more" in caplog.text
+    assert "requests are no longer held" in caplog.text

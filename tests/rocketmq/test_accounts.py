@@ -144,9 +144,7 @@ def test_account_without_permission_cannot_read(
     guarded: Guarded, who: Credentials | None, group: str, topic: str
 ) -> None:
     write(guarded.asked(KEEPER), topic)
-    told = (
-        rf"broker harness at {guarded.broker}, \w+ of {topic}(/harness:0)?: .*; see accessKey and secretKey, consumerG"
-    )
+    told = rf"broker harness at {guarded.broker}, \w+ of {topic}(/harness:0)?: .* Check accessKey and secretKey, co"
     with pytest.raises(RequestRefused, match=told):
         read(guarded.asked(who, group), topic)
 
@@ -159,7 +157,9 @@ def test_account_without_permission_cannot_read(
     ],
 )
 def test_account_without_permission_cannot_write(guarded: Guarded, who: Credentials, topic: str) -> None:
-    told = rf"broker harness at {guarded.broker}, SEND_MESSAGE_V2 of {topic}/harness:0: .*; see accessKey and secretKey"
+    told = (
+        rf"broker harness at {guarded.broker}, SEND_MESSAGE_V2 of {topic}/harness:0: .* Check accessKey and secretKey"
+    )
     with pytest.raises(RequestRefused, match=told):
         write(guarded.asked(who), topic)
 
@@ -181,6 +181,6 @@ def test_spark_uses_an_account_over_tls(guarded: Guarded, spark: SparkSession) -
         **guarded.options(BOOKS), topic="orders", delivery="at-least-once"
     ).save()
     assert len(read(guarded.asked(KEEPER), "orders")) == len(rows) + 3
-    with pytest.raises(PySparkException, match=r"of secrets(/harness:0)?: .*see accessKey and secretKey") as refused:
+    with pytest.raises(PySparkException, match=r"of secrets(/harness:0)?: .*Check accessKey and secretKey") as refused:
         spark.read.format("mq").options(**books, subscribe="secrets").load().count()
     assert BOOKS.secret_key not in str(refused.value)

@@ -73,7 +73,7 @@ def test_watch_waits_for_another_archiver(filled: Filled, tmp_path: Path, monkey
 
     monkeypatch.setattr(time, "sleep", sleep)
     done = run("archive", filled.path, "--to", tmp_path / "archive", "--watch")
-    assert "another process archives this store; let it, or stop it. Trying again in 60 seconds" in done.stderr
+    assert "another process is archiving this store. Wait for it, or stop it. Trying again in 60 seconds" in done.stderr
     assert done.stdout.splitlines()[1].startswith("archived 2 messages")
     assert done.returncode == 130
 
@@ -85,7 +85,7 @@ def test_queue_with_a_hole_is_forgotten_on_request(filled: Filled, tmp_path: Pat
     filled.store.create_topic("orders", 2)
     filled.put("orders", 0, 4)
     said = run("archive", filled.path).stderr
-    assert "orders/0: archived up to offset 3, but the store has messages from 7 on only" in said
+    assert "orders/0: the archive ends at offset 3, but the store begins at 7" in said
     assert "--forget TOPIC" in said
     assert succeed("archive", filled.path, "--forget", "orders").endswith("; forgot 3 messages\n")
     assert "no topic nothing to forget" in run("archive", filled.path, "--forget", "nothing").stderr
@@ -172,7 +172,7 @@ def test_wrong_age_is_refused(filled: Filled) -> None:
 def test_restore_creates_a_store(filled: Filled, tmp_path: Path) -> None:
     succeed("archive", filled.path, "--to", tmp_path / "archive")
     assert succeed("restore", tmp_path / "archive", tmp_path / "new") == "restored 8 messages\n"
-    assert "is there; name a directory that is not" in run("restore", tmp_path / "archive", tmp_path / "new").stderr
+    assert "this path exists. Name a new directory" in run("restore", tmp_path / "archive", tmp_path / "new").stderr
     with MessageStore.open(tmp_path / "new", create=False, read_only=True) as store:
         assert store.offsets("orders", 1) == (0, 5)
 

@@ -69,13 +69,13 @@ def test_commands_use_an_account_over_tls(
     with serve(store, "127.0.0.1:0", access=Access.load(accounts), tls=own.server()) as serving:
         words = "tail", f"rocketmq://{serving.address}", "orders", "--until-end"
         monkeypatch.setenv("ROCKETMQ_CA_FILE", str(own.path))
-        assert "see accessKey and secretKey" in run(*words).stderr
+        assert "Check accessKey and secretKey" in run(*words).stderr
         monkeypatch.setenv("ROCKETMQ_ACCESS_KEY", "reader")
         assert "ROCKETMQ_ACCESS_KEY and ROCKETMQ_SECRET_KEY belong together" in run(*words).stderr
         monkeypatch.setenv("ROCKETMQ_SECRET_KEY", "12345678")
         assert sorted(succeed(*words).split()) == [*"012345"]
         monkeypatch.setenv("ROCKETMQ_CA_FILE", str(accounts))
-        assert f"{accounts}: no file of certificates" in run(*words).stderr
+        assert f"{accounts}: this is not a file of certificates" in run(*words).stderr
 
 
 def test_errors_are_one_line(serving: Serving) -> None:

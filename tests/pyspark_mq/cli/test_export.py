@@ -67,7 +67,7 @@ def test_messages_deleted_by_retention_are_an_error(tmp_path: Path) -> None:
     for part in (("--from", 0), ("--from", 1, "--until", 3)):
         done = run(*where, *part)
         assert done.returncode == 1
-        assert "are gone, the oldest left is" in done.stderr
+        assert "were deleted. The oldest offset is" in done.stderr
         assert not file.exists()
     succeed(*where, "--from", first)
     assert read(file).num_rows == 40 - first

@@ -80,7 +80,7 @@ def test_address_in_use_is_an_error(path: Path, tmp_path: Path) -> None:
     with served(path) as (_, address):
         done = run("serve", tmp_path / "other", "--listen", address)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert f"{address}: cannot listen there" in done.stderr
+    assert f"{address}: cannot listen on this address" in done.stderr
     assert run("serve", path, "--listen", "nowhere").returncode == 1
 
 

@@ -39,7 +39,9 @@ def test_names_ignore_case_and_sparks_options_are_skipped() -> None:
 
 
 def test_an_archive_is_not_written() -> None:
-    with pytest.raises(ReadOnlyStore, match=r"s3://bucket/mq: an archive is only read; 'pyspark-mq restore' makes"):
+    with pytest.raises(
+        ReadOnlyStore, match=r"s3://bucket/mq: an archive is read-only. To write, create a store from it"
+    ):
         WriteOptions.parse({"path": "s3://bucket/mq", "topic": "orders"})
 
 

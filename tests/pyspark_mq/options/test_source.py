@@ -121,7 +121,7 @@ def test_values_are_parsed(name: str, text: str, field: str, value: object) -> N
         ("maxDecompressedMessageSize", "0", "maxDecompressedMessageSize takes a number of bytes above 0"),
         ("realTimePartitions", "0", "above 0"),
         ("ledgerPath", "", "a directory that the driver and all executors see"),
-        ("ledgerPath", "s3:/bucket/ledger", "s3:/...: a URL has two slashes there"),
+        ("ledgerPath", "s3:/bucket/ledger", "s3:/...: a URL has two slashes after its scheme"),
         ("ledgerPath", "dbfs:/ledger", "Name a mounted directory by its path, such as /dbfs/..."),
         ("ledgerPath", "file://host/ledger", "a URL of a local directory begins with file:///"),
         (
@@ -129,7 +129,7 @@ def test_values_are_parsed(name: str, text: str, field: str, value: object) -> N
             "hdfs://name/ledger",
             "hdfs:// cannot make a file only if it is not there",
         ),
-        ("ledgerPath", "s3://key:hush@bucket/ledger", "has a password, which logs would show"),
+        ("ledgerPath", "s3://key:hush@bucket/ledger", "has a password, which would be logged"),
         ("maxOffsetsPerTrigger", "0", "above 0, got '0'"),
         ("maxOffsetsPerTrigger", "-5", "above 0, got '-5'"),
         ("maxOffsetsPerTrigger", "many", "above 0, got 'many'"),

@@ -130,7 +130,7 @@ def test_a_missing_package_is_named() -> None:
     run = [sys.executable, "-c", program]
     ended = subprocess.run(run, cwd=Path(__file__).parents[3], capture_output=True, text=True)
     assert "s3://bucket/ledger: cannot record" in ended.stderr
-    assert "what reads s3:// is not installed; pip install 'pyspark-mq[s3]'" in ended.stderr
+    assert "the package for s3:// is not installed. Install it: pip install 'pyspark-mq[s3]'" in ended.stderr
 
 
 def test_too_large_record_is_not_read(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:

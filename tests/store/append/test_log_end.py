@@ -213,10 +213,14 @@ def test_older_watermark_of_a_damaged_log_cuts_nothing_silently(path: Path, kill
     if killed:
         (path / ABORT_FILE).touch()
     else:
-        with pytest.warns(RuntimeWarning, match=f"no sound record at log offset {at}, .* messages are missing"):
+        with pytest.warns(RuntimeWarning, match=f"the readable log ends at log offset {at}, .* messages are missing"):
             MessageStore.open(path, read_only=True).close()
         assert [finding.remedy for finding in verify(path).findings if "no sound record" in finding.what] == [COPY]
-    said = f"the log ends at {at}, and something is left behind" if killed else rf"log offset {at}\) is no sound record"
+    said = (
+        f"the log ends at {at}, but bytes that are no sound record follow"
+        if killed
+        else rf"log offset {at}\\), although the last writer"
+    )
     with pytest.warns(RuntimeWarning, match=said):
         MessageStore.open(path).close()
 

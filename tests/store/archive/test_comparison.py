@@ -111,7 +111,7 @@ def test_two_stores_archive_concurrently_under_one_name(store: MessageStore, url
             if not done:
                 other.archive(url)
 
-        with pytest.raises(ObjectsUnavailable, match="another store archives there under the same name"):
+        with pytest.raises(ObjectsUnavailable, match="another store archives here under the same name"):
             store.archive(url, progress=progress)
 
 

@@ -235,15 +235,15 @@ def test_restored_older_table_of_topics(path: Path, caplog: pytest.LogCaptureFix
         store.put(Message("t", b"new", queue_id=2))
     (path / TOPICS_FILE).write_bytes(older)
     (finding,) = verify(path).findings
-    assert finding.what.startswith("topic t was deleted, and has messages since, which nobody sees")
+    assert finding.what.startswith("topic t has messages after its deletion, which readers do not see")
     for _ in range(2):
         with MessageStore.open(path) as store:
             assert store.topics() == {"t": 3}
             assert bodies(store) == [b"new"]
             assert store.max_offset("t", 0) == 1
-    assert [record.message for record in caplog.records if "has messages since" in record.message] == [
-        f"{path}: topic t was deleted, as {TOPICS_FILE} says, and has messages since: the file is older than the log, "
-        "and gets the topic again; see what else it lacks"
+    assert [record.message for record in caplog.records if "has messages after" in record.message] == [
+        f"{path}: topic t has messages after its deletion, so the file {TOPICS_FILE} is older than the log. "
+        "The topic is listed again. Check which other topics are missing"
     ]
     assert verify(path).findings == []
 

@@ -97,5 +97,5 @@ def test_wrong_file_of_resets_is_an_error(tmp_path: Path, text: str) -> None:
     resets = Resets(tmp_path, "g")
     resets.add({Q0: 1})
     (tmp_path / "consumers/g/resets.json").write_text(text)
-    with pytest.raises(CorruptStore, match=r"resets.json: not what a reset writes .* remove the file"):
+    with pytest.raises(CorruptStore, match=r"resets.json: this file is not the record of a reset .* Delete it"):
         resets.read()

@@ -200,7 +200,7 @@ def test_commits_of_a_dead_member_are_void_after_a_failed_flush(
         dies._member_files.drop()
         with group.join(EVERYTHING) as one:
             assert one.committed([Queue("t", 0)]) == {}
-        assert "had done is done again: the device failed to flush it" in caplog.text
+        assert "is lost, so its last messages are delivered again: the device failed to flush it" in caplog.text
         with pytest.raises(FlushFailed):
             store.close()
 
@@ -246,7 +246,9 @@ def test_file_locked_by_another_process_is_an_error(group: DirectoryGroup, tmp_p
         file.write("nonsense")
         file.flush()
         assert set_lock(file.fileno(), fcntl.F_WRLCK, 0)
-        with pytest.raises(CorruptStore, match=r"x.member: .* end it \(this process.*\), then remove the file"):
+        with pytest.raises(
+            CorruptStore, match=r"x.member: .* Stop the member \(this process.*\), then delete the file"
+        ):
             group.members()
 
 

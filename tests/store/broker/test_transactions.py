@@ -283,7 +283,7 @@ def test_commit_into_a_deleted_topic_is_refused(tmp_path: Path) -> None:
     delete_topic(tmp_path, "gone")
     with MessageStore.open(tmp_path) as store:
         transactions = Transactions(store, "sellers")
-        with pytest.raises(UnknownTopic, match=r"topic 'gone' was deleted after .*; roll it back"):
+        with pytest.raises(UnknownTopic, match=r"topic 'gone' was deleted after .*\. Roll the transaction back"):
             transactions.commit(halves)
         transactions.roll_back(halves)
         assert transactions.open(-1) == []

@@ -248,7 +248,7 @@ def test_consumer_continues_while_a_broker_is_missing(
         leaving.close()
         if orderly:
             until(lambda: not queues[1] & {*consumer.assigned})
-        until(lambda: sum("tried again" in each or "are persisted later" in each for each in caplog.messages) > 3)
+        until(lambda: sum("tried again" in each or "are committed later" in each for each in caplog.messages) > 3)
         put(here, range(100))
         until(lambda: {*seen.numbers} == {*range(100)})
         until(lambda: DirectoryGroup(here.path, "g").committed(TOPIC_HERE) == dict.fromkeys(TOPIC_HERE, 25))

@@ -295,7 +295,7 @@ def test_progress_newer_than_the_log_is_corrected(
         sent.append(producer.send("v", "5", sequence=5))
         known = [future.result().status is PutStatus.ALREADY_STORED for future in sent]
     assert known == [True, False, True, False]
-    assert "producer p noted that it had reached {'t': 20, 'u': 3, 'v': 5}" in caplog.text
+    assert "producer p recorded the sequences {'t': 20, 'u': 3, 'v': 5}" in caplog.text
 
 
 def test_progress_newer_than_a_shortened_log_is_an_error(store: MessageStore) -> None:

@@ -41,7 +41,7 @@ def test_messages_that_stay_invisible_are_an_error() -> None:
     """A write-only queue cannot be read to verify a write."""
     more = {RequestCode.SEND_BATCH_MESSAGE: lambda request: TAKEN}
     with closing(Moody(others=more)) as moody:
-        with pytest.raises(StoreUnavailable, match="took messages of orders/b:0, and does not show them"):
+        with pytest.raises(StoreUnavailable, match="messages of orders/b:0 were sent, but are not visible"):
             publish(moody, 0.1)
         moody.perm = 2
         publish(moody, 0.1)

@@ -90,7 +90,7 @@ def test_lost_queue_file_stops_delivery_until_reopening(
             sorted(folder.iterdir())[removed].unlink()
             store.put_many([Message("t", bytes(1000)) for _ in range(20)])
             turn.close()
-            until(lambda: "no delayed messages are delivered any more" in caplog.text)
+            until(lambda: "this process delivers delayed messages no longer" in caplog.text)
             with pytest.raises(CorruptSegment, match=f"{topic}.*{re.escape(MAKE_ANEW)}"):
                 store.clean(forced=True)
     if removed:

@@ -92,7 +92,7 @@ def test_only_named_topics_are_restored(filled: Filled, tmp_path: Path) -> None:
     assert restore(address, tmp_path / "new", ["more"], SMALL) == 2
     with MessageStore.open(tmp_path / "new", create=False) as store:
         assert store.topics() == {"more": 1}
-    with pytest.raises(NotAStore, match="is there"):
+    with pytest.raises(NotAStore, match="this path exists"):
         restore(address, tmp_path / "new")
     with pytest.raises(UnknownTopic, match=r"no topic nowhere \(there are: more, orders\)"):
         restore(address, tmp_path / "other", ["nowhere"])
@@ -192,7 +192,7 @@ def test_one_process_restores_and_removes_a_killed_ones_files(filled: Filled, tm
     (left / "00000000000000000000").write_bytes(b"half of it")
 
     def progress(done: int, total: int) -> None:
-        with pytest.raises(StoreLocked, match="another process restores there"):
+        with pytest.raises(StoreLocked, match="another process is restoring here"):
             restore(address, path)
 
     assert restore(address, path, config=SMALL, progress=progress) == 8
@@ -216,7 +216,7 @@ def test_late_restore_does_not_empty_anothers_folder(
         flock(fd, how)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    with pytest.raises(StoreLocked, match="another process restored there first; see its result"):
+    with pytest.raises(StoreLocked, match=r"another process has just restored here\. Check its result"):
         restore(ArchiveAddress(str(tmp_path / "archive")), tmp_path / "new", config=SMALL)
     assert (unfinished / "of another").exists()
 

@@ -62,7 +62,7 @@ def test_queue_shorter_than_expected_is_an_error(tmp_path: Path) -> None:
     queues = queues_of(tmp_path)
     queues.expect({("t", 0): 3, ("u", 0): 4})
     assert queues.of("t", 0).max_offset(300) == 3
-    with pytest.raises(CorruptSegment, match="entry 3, which it had, is gone"):
+    with pytest.raises(CorruptSegment, match="entry 3 existed before and is missing"):
         queues.of("u", 0).max_offset(300)
 
 

@@ -127,7 +127,7 @@ def test_missing_permission_is_an_error(path: Path, what: str, mode: int) -> Non
         folder.chmod(0o755)
     path.chmod(mode)
     said = run(path, what)
-    assert re.match(rf"StoreUnavailable EACCES {path}.*: Permission denied; ask its owner", said)
+    assert re.match(rf"StoreUnavailable EACCES {path}.*: Permission denied; get permission", said)
     assert ("read_only=True" in said) == (what == "write")  # the other call has read_only=True
 
 
@@ -174,7 +174,7 @@ def test_folder_instead_of_a_file_is_an_error(path: Path) -> None:
     folder = path / "config"
     folder.rename(path / "away")
     folder.write_text("")
-    with pytest.raises(StoreUnavailable, match=r"config/.*: Not a directory; a file stands where a folder belongs"):
+    with pytest.raises(StoreUnavailable, match=r"config/.*: Not a directory; this is a file, not a folder"):
         MessageStore.open(path)
 
 
@@ -244,14 +244,14 @@ def test_too_long_name_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "kind", "told"),
     [
-        (errno.EACCES, StoreUnavailable, "Permission denied; ask its owner"),
-        (errno.EROFS, StoreUnavailable, "Read-only file system; copy it to where it can be written$"),
+        (errno.EACCES, StoreUnavailable, "Permission denied; get permission"),
+        (errno.EROFS, StoreUnavailable, "Read-only file system; copy the store to a writable file system$"),
         (errno.EMFILE, StoreUnavailable, "raise the limit"),
         (errno.EIO, StoreUnavailable, "see the system's log"),
         (errno.ENOLCK, StoreUnavailable, "a file system with locks"),
         (errno.ENOSPC, StoreFull, "no space left on the device"),
         (errno.EDQUOT, StoreFull, "no space left on the device"),
-        (errno.ENOENT, FileMissing, "put it back"),
+        (errno.ENOENT, FileMissing, "restore it"),
         (errno.EBADF, OSError, "Bad file descriptor"),
     ],
 )

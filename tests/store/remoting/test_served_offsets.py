@@ -56,7 +56,7 @@ def test_system_errors_are_logged_and_retried(
     in_the_way.mkdir()
     offsets.commit("g", QUEUE, 8)
     offsets.persist()
-    assert "how far groups have read is noted later, in 1 queues" in caplog.text
+    assert "the offsets of groups in 1 queues cannot be written" in caplog.text
     in_the_way.rmdir()
     offsets.persist()
     assert store.consumer_offset("g", "orders", 1) == 8

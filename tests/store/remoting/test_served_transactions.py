@@ -45,7 +45,7 @@ def test_transaction_ends_once(broker: Broker, store: MessageStore) -> None:
     sent = prepared(broker)
     assert end(broker, sent, ROLL_BACK).code == ResponseCode.SUCCESS
     again = end(broker, sent, COMMIT)
-    assert (again.code, "committed or rolled back before" in (again.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
+    assert (again.code, "already committed or rolled back" in (again.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
     assert store.max_offset("orders", 0) == 0
 
 

@@ -285,7 +285,7 @@ def test_running_requests_are_finished_by_close(store: MessageStore, client: Cli
 
 
 def test_address_in_use_is_an_error(store: MessageStore, broker: Broker) -> None:
-    with pytest.raises(StoreUnavailable, match="cannot listen there"):
+    with pytest.raises(StoreUnavailable, match="cannot listen on this address"):
         serve(store, broker.address)
     for address in ("nowhere", "127.0.0.1:99999", "127.0.0.1"):
         with pytest.raises(InvalidArgument, match="must be host:port"):

@@ -360,7 +360,7 @@ def test_failing_archive_is_an_error(
         why = "no permission"
     else:
         shutil.move(url, f"{url}.away")
-        why = "its metadata is gone"
+        why = "the archive's metadata was deleted"
     with caplog.at_level(logging.WARNING, "store.remoting"):
         for code, header in (
             (RequestCode.PULL_MESSAGE, pull(broker, 0)),

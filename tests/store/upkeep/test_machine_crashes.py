@@ -122,7 +122,9 @@ def test_damage_before_the_flushed_offset_is_no_torn_end(
     content[100] ^= 1
     file.write_bytes(content)
     before = {entry: entry.read_bytes() for entry in (path / "commitlog").iterdir()}
-    with pytest.raises(CorruptRecord, match=rf"no sound record at log offset {SIZE}, although all is safe up to \d+"):
+    with pytest.raises(
+        CorruptRecord, match=rf"the record at log offset {SIZE} is damaged, although the log was flushed up to \d+"
+    ):
         MessageStore.open(path)
     assert {entry: entry.read_bytes() for entry in (path / "commitlog").iterdir()} == before
 
@@ -168,7 +170,9 @@ def test_device_remounted_in_the_same_boot(tmp_path: Path) -> None:
         content = file.read_bytes()
         file.write_bytes(content[:begin].ljust(len(content), b"\0"))
     before = {each: each.read_bytes() for each in left.rglob("*") if each.is_file()}
-    with pytest.raises(CorruptRecord, match=f"no sound record at log offset {end}, although all is safe up to"):
+    with pytest.raises(
+        CorruptRecord, match=f"the record at log offset {end} is damaged, although the log was flushed up to"
+    ):
         MessageStore.open(left)
     assert {each: each.read_bytes() for each in left.rglob("*") if each.is_file()} == before
     (left / "watermark").unlink()

@@ -60,8 +60,8 @@ def test_damaged_last_record_of_a_clean_directory_is_reported(path: Path, damage
         warnings.simplefilter("always")
         with MessageStore.open(path) as store:
             assert len(bodies(store)) == count - damaged
-    cut = f"{segment}: what lies from byte {at} on (log offset {last.physical_offset}) is no sound record"
-    known = f"{segment.parent}: sound records end at log offset {last.physical_offset}, but 1 queues know of messages"
+    cut = f"{segment}: there is no sound record from byte {at} on (log offset {last.physical_offset})"
+    known = f"{segment.parent}: sound records end at log offset {last.physical_offset}, but 1 queues have entries"
     expected = [known if abort else cut] if damaged else []
     assert [str(warning.message)[: len(start)] for warning, start in zip(told, expected, strict=True)] == expected
 
@@ -201,10 +201,10 @@ def test_record_with_a_wrong_queue_offset_is_named(path: Path, offset: int) -> N
         file.write(offset.to_bytes(8, "big", signed=True))
     (path / "watermark").unlink()
     before = digests(path)
-    said = f"log offset {at} says topic t, queue 0, offset {offset}, but 12 is the next there; restore the segment"
+    said = f"log offset {at} says topic t, queue 0, offset {offset}, but the queue continues at 12. Restore the segment"
     with pytest.raises(CorruptRecord, match=said) as told:
         MessageStore.open(path)
-    remedy = "if the topic was deleted and created again, move consumequeue/t/0 out of the store first"
+    remedy = "If the topic was deleted and created again, move consumequeue/t/0 out of the store instead"
     assert (remedy in str(told.value)) == (0 <= offset < 12)
     assert digests(path) == before
 
@@ -290,7 +290,7 @@ def test_queues_older_than_the_last_retention_are_rebuilt(path: Path, tmp_path: 
     shutil.copytree(tmp_path / "older", path / "consumequeue")
     for _ in range(3):
         with pytest.raises(
-            CorruptRecord, match="if the queue's files are older than what retention left, move "
+            CorruptRecord, match="If the queue's files are older than the log's first record, move "
         ) as told:
             MessageStore.open(path)
         folder = str(told.value).rpartition("move ")[2].partition(" ")[0]

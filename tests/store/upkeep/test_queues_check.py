@@ -27,7 +27,7 @@ DAMAGED_QUEUES: dict[str, tuple[Damage, str, str]] = {
         r"its record 1092 bytes at log offset \1, tags code 0",
     ),
     "one more": (lambda path: patch_entry(path, 30, entry(path, 3).tobytes()), "offset 30", "1 entries have no sound"),
-    "stale": (lambda path: patch_entry(path, 35, entry(path, 3).tobytes()), "offset 35", "something is left behind"),
+    "stale": (lambda path: patch_entry(path, 35, entry(path, 3).tobytes()), "offset 35", "bytes are left after"),
     "cut": (
         lambda path: (path / QUEUE / segment_name(400)).unlink(),
         "offset 20",

@@ -29,7 +29,7 @@ def test_reader_needs_a_store(tmp_path: Path, kind: str) -> None:
     what = "does not exist" if kind == "missing" else "is no store"
     before = listing(tmp_path)
     for options in ({"read_only": True}, {"create": False}):
-        with pytest.raises(NotAStore, match=rf"{path}: {what}; create one with MessageStore.open\(path\)"):
+        with pytest.raises(NotAStore, match=rf"{path}: {what}\. Create a store: pyspark-mq topic create"):
             MessageStore.open(path, **options)
     assert listing(tmp_path) == before
 
@@ -38,14 +38,16 @@ def test_writer_refuses_a_directory_with_other_files(tmp_path: Path) -> None:
     for name in ("d.txt", "c.txt", "b.txt", "a.txt"):
         (tmp_path / name).touch()
     before = listing(tmp_path)
-    with pytest.raises(NotAStore, match=r"holds other files \(a.txt, b.txt, c.txt, ...\) and no store; name a new or"):
+    with pytest.raises(
+        NotAStore, match=r"this directory has other files \(a.txt, b.txt, c.txt, ...\) and no store. Name a new or"
+    ):
         MessageStore.open(tmp_path)
     assert listing(tmp_path) == before
 
 
 def test_file_is_refused_as_a_directory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(NotAStore, match=r"file: a file; name a directory"):
+    with pytest.raises(NotAStore, match=r"file: this is a file. Name a directory"):
         MessageStore.open(tmp_path / "file")
 
 
@@ -111,9 +113,9 @@ def test_missing_sizes_are_added_to_the_settings(tmp_path: Path) -> None:
 @pytest.mark.parametrize("left", [b"", b"\0" * 700, b"\n", None])
 def test_empty_or_lost_settings_are_a_warning(three_segments: Path, left: bytes | None) -> None:
     conf = three_segments / "config/store.conf"
-    what = "lost" if left is None else "empty, as after a crash"
+    what = "lost" if left is None else "empty, perhaps after a crash"
     conf.unlink() if left is None else conf.write_bytes(left)
-    warning = rf"store.conf: {what}; sizes are learnt from the files, other settings are the defaults"
+    warning = rf"store.conf: {what}. Sizes are taken from the store's files, other settings have their defaults"
     with pytest.warns(UserWarning, match=warning):
         reader = MessageStore.open(three_segments, read_only=True)
     with reader:
@@ -215,9 +217,11 @@ def test_local_urls_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for text in (f"file://{tmp_path}/store", f"file:{tmp_path}/store", f"file://localhost{tmp_path}/store/"):
         assert StoreDirectory.at(text).root == tmp_path / "store"
     for url in ("s3://bucket/store", "hdfs://name/store"):
-        with pytest.raises(NotAStore, match=rf"{url}: a store lies on a local disk, .*copy it"):
+        with pytest.raises(NotAStore, match=rf"{url}: a store must be on a local disk, .*Copy the store"):
             StoreDirectory.at(url)
-    with pytest.raises(NotAStore, match=r"file://tmp/store: a store lies on .* local file begins with file:///"):
+    with pytest.raises(
+        NotAStore, match=r"file://tmp/store: a store must be on .* local directory begins with file:///"
+    ):
         StoreDirectory.at("file://tmp/store")
 
 
@@ -229,5 +233,5 @@ def test_paths_are_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert StoreDirectory.at(tmp_path / name).root == tmp_path / name
         assert StoreDirectory.at(os.fsencode(name)).root == tmp_path / name  # type: ignore[arg-type]
     assert StoreDirectory.at("~/store").root == Path("/home/me/store")
-    with pytest.raises(NotAStore, match="no path has a zero byte"):
+    with pytest.raises(NotAStore, match="a path must not have a zero byte"):
         StoreDirectory.at("a\0b")

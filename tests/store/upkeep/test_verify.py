@@ -117,7 +117,7 @@ def test_damaged_record_is_found(path: Path, case: str) -> None:
     where = "topic t, queue 0, offset 7"
     assert in_queue == Finding(where, "1 entries have no sound record in the log", "restore the file from a copy")
     assert report.records == 44
-    with pytest.raises(CorruptRecord, match=f"no sound record at log offset {at}"):
+    with pytest.raises(CorruptRecord, match=f"the record at log offset {at} is damaged"):
         repair(path)
     assert verify(path).findings == report.findings
 
@@ -126,7 +126,7 @@ def test_record_with_a_wrong_time_is_found(path: Path) -> None:
     at = patch_log(path, 7, field_offset(RECORD_HEADER, "store_timestamp"), b"\xff")
     (finding,) = verify(path).findings
     assert finding.where == f"commitlog/{segment_name(at - at % 4096)} @ {at % 4096}"
-    assert finding.what == "1 records have no time that can be, from here on"
+    assert finding.what == "1 records have impossible store times, from here on"
 
 
 def test_missing_segment_is_found(path: Path) -> None:
@@ -240,9 +240,9 @@ def test_damaged_end_of_a_cleanly_stopped_broker_is_found(path: Path, abort: boo
         return
     (finding,) = findings
     assert finding.where == f"commitlog/{segment_name(at - at % 4096)} @ {at % 4096}"
-    assert finding.what.startswith("from here on there is no sound record, although whoever wrote last left in good")
+    assert finding.what.startswith("no sound record from here on, although the last writer closed")
     assert finding.remedy == "restore the file from a copy"
-    with pytest.warns(RuntimeWarning, match="is cut off, although whoever wrote last left in good order"):
+    with pytest.warns(RuntimeWarning, match="These bytes are truncated"):
         repair(path)
     assert verify(path).findings == []
 
