@@ -162,7 +162,7 @@ def test_missing_or_torn_object_is_an_error(bucket: str) -> None:
     system.rm_file(path)
     with pytest.raises(StagingError, match=r"Nothing was appended.*run the write again"):
         staging.tables([file])
-    with pytest.raises(StagingError, match=rf"{bucket}-not: cannot write the rows .*create the bucket"):
+    with pytest.raises(StagingError, match=rf"{bucket}-not: cannot write the rows .*the bucket does not exist"):
         Staging(f"{bucket}-not").prepare()
 
 

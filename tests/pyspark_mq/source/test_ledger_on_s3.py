@@ -107,7 +107,7 @@ def test_missing_permission_is_an_error(altered: str) -> None:
 
 def test_missing_bucket_is_an_error(bucket: str) -> None:
     ledger = Ledger(f"{bucket}-not/ledger")
-    with pytest.raises(LedgerError, match=rf"{bucket}-not/ledger: cannot record .*create the bucket"):
+    with pytest.raises(LedgerError, match=rf"{bucket}-not/ledger: cannot record .*the bucket does not exist"):
         ledger.prepare(READER)
     assert ledger.find(TASK, [QUEUE]) is None
 

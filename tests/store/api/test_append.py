@@ -147,7 +147,9 @@ def test_append_that_fails_late_leaves_nothing(
     with pytest.raises(error):
         append.publish(flush=flush)
     assert everything(reader) == everything(store) == before
-    with pytest.raises(StoreClosed, match=rf"{store.path}: this append was published or abandoned; .*begin\(\)"):
+    with pytest.raises(
+        StoreClosed, match=rf"{store.path}: this append was already published or abandoned. .*begin\(\)"
+    ):
         append.publish()
     assert store.put(Message("t", b"next", queue_id=1)).queue_offset == 1
     assert store.put(Message("u", b"next", queue_id=1)).queue_offset == 0

@@ -58,7 +58,7 @@ def test_offsets_cannot_be_committed_beside_a_broker(broker: Path) -> None:
     (broker / "consumequeue/t/0").mkdir(parents=True)
     with (
         MessageStore.open(broker, read_only=True) as reader,
-        pytest.raises(StoreLocked, match=rf"{broker}: a RocketMQ broker runs here, and keeps the offsets"),
+        pytest.raises(StoreLocked, match=rf"{broker}: a RocketMQ broker runs here, and keeps the members and offsets"),
     ):
         reader.commit_offsets("g", "t", {0: 1})
     assert not (broker / "config/consumerOffset.json").exists()

@@ -93,7 +93,7 @@ def test_wrong_magic_or_version_is_an_error(tmp_path: Path, field: str, value: b
     with (tmp_path / "watermark").open("r+b") as file:
         file.seek(field_offset(PUBLISHED_END, field))
         file.write(value)
-    with pytest.raises(CorruptStore, match=r"watermark: magic .* expected b'PYMQMARK' version 2; .*delete the file"):
+    with pytest.raises(CorruptStore, match=r"watermark: magic .* expected b'PYMQMARK' version 2\. .*delete the file"):
         MessageStore.open(tmp_path, read_only=read_only)
 
 

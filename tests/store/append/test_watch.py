@@ -107,5 +107,5 @@ def test_lack_of_inotify_watches_falls_back_to_polling(tmp_path: Path, monkeypat
     monkeypatch.setattr(inotify_simple.INotify, "add_watch", refuse)
     with MessageStore.open(tmp_path) as store, ThreadPoolExecutor(1) as pool:
         store.create_topic("t", 1)
-        with pytest.warns(RuntimeWarning, match=r"max_user_watches is reached \(No space .*: polling"):
+        with pytest.warns(RuntimeWarning, match=r"max_user_watches is reached \(No space .* readers poll"):
             put_and_wait()

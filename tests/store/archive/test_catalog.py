@@ -91,7 +91,7 @@ def test_impossible_size_is_an_error_and_takes_no_memory(filled: Filled, tmp_pat
         wanted = QueueRange(queue, *log.bounds([queue])[queue])
         assert wanted.end == size // 20
         for read in (log.sizes, lambda wanted: list(log.scan(wanted, SPEC))):
-            with pytest.raises(CorruptSegment, match="it ends before byte"):
+            with pytest.raises(CorruptSegment, match="this object ends before byte"):
                 read(wanted)
 
 

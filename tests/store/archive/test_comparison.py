@@ -96,7 +96,7 @@ def test_archive_of_an_older_version_is_compared(store: MessageStore, url: str) 
     metadata.write_text(older)
     restarted(store)
     put(store, "orders", "new", 31)
-    with pytest.raises(QueuesPassedOver, match="orders/0: another message is archived at offset 29"):
+    with pytest.raises(QueuesPassedOver, match="orders/0: the archive has another message at offset 29"):
         store.archive()
     assert store.archive(forget=["orders"]).messages == 31
 
@@ -124,7 +124,7 @@ def test_restored_store_continues_in_the_same_archive(store: MessageStore, url: 
         put(restored, "orders", "more", 5)
         assert restored.archive().messages == 5
     put(store, "orders", "other", 6)
-    with pytest.raises(ArchiveOfAnother, match="orders/0: another message is archived at offset 104"):
+    with pytest.raises(ArchiveOfAnother, match="orders/0: the archive has another message at offset 104"):
         store.archive()
     assert archived(url) == named("old", 100) + named("more", 5)
     while store.clean(forced=True).log:

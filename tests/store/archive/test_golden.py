@@ -70,7 +70,7 @@ def test_lookups_by_key_equal_rocketmqs(tmp_path: Path) -> None:
         queues.rename(tmp_path / "away")
         assert log.query(KeyQuery("keyed", "none")) == []
         os.truncate(index, 100)
-        with pytest.raises(CorruptSegment, match="it ends before byte"):
+        with pytest.raises(CorruptSegment, match="this object ends before byte"):
             log.query(KeyQuery("keyed", "none"))
 
 

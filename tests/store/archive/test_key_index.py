@@ -273,7 +273,7 @@ def test_index_with_a_lost_sector_hides_no_key(it: ArchivedStore, tmp_path: Path
         holds(log, it.store, keys)
     fill(it.store, 50, 1)
     if what == "items":
-        with pytest.warns(RuntimeWarning, match="a search by key reads all that was archived until now"):
+        with pytest.warns(RuntimeWarning, match="a search by key reads all messages that are archived until now"):
             it.archive()
         with it.address.open() as log:
             holds(log, it.store, keys)
@@ -289,7 +289,7 @@ def test_lost_index_is_begun_again(it: ArchivedStore, tmp_path: Path, *, is_cut:
     for seed in (1, 2):
         fill(it.store, 50, seed)
         if seed == 1:
-            with pytest.warns(RuntimeWarning, match="a search by key reads all that was archived until now"):
+            with pytest.warns(RuntimeWarning, match="a search by key reads all messages that are archived until now"):
                 it.archive()
         it.archive()
         with it.address.open() as log:

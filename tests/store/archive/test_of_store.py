@@ -175,7 +175,7 @@ def test_readers_during_the_first_archive_lose_nothing(tmp_path: Path) -> None:
 
 
 def test_one_process_archives_at_a_time(filled: Filled, tmp_path: Path) -> None:
-    with alone(Path(filled.path)), pytest.raises(StoreLocked, match="another process archives"):
+    with alone(Path(filled.path)), pytest.raises(StoreLocked, match="another process is archiving"):
         filled.store.archive(str(tmp_path / "archive"))
 
 
@@ -249,7 +249,7 @@ def test_store_directory_is_refused_as_an_archive(filled: Filled, tmp_path: Path
 def test_broker_name_with_a_path_is_refused(tmp_path: Path, name: str) -> None:
     with MessageStore.open(tmp_path / "mq", config=StoreConfig(brokerName=name)) as store:
         store.create_topic("orders", 1)
-        with pytest.raises(ConfigError, match="is no name of a folder in an archive"):
+        with pytest.raises(ConfigError, match="cannot be the name of a folder in an archive"):
             store.archive(str(tmp_path / "archive"))
     assert not (tmp_path / "archive").exists()
 

@@ -110,7 +110,9 @@ def test_queues_of_the_old_topic_are_not_joined_with_new_ones(store: MessageStor
     restarted(store)
     restarted(store, 2, "wide")
     put(store, "wide", "new", 3, queue_id=1)
-    with pytest.raises(QueuesPassedOver, match="wide/0, wide/1, wide/2: wide/2 is archived, but the topic has no such"):
+    with pytest.raises(
+        QueuesPassedOver, match="wide/0, wide/1, wide/2: wide/2 is archived, but does not exist in the store"
+    ):
         store.archive()
     done = store.archive(forget=["wide"])
     assert (done.forgotten, done.messages) == (9, 3)

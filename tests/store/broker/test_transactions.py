@@ -270,7 +270,7 @@ def test_wrong_half_messages_are_refused(store: MessageStore) -> None:
     transactions = Transactions(store, "sellers")
     with pytest.raises(UnknownTopic, match="nowhere"):
         transactions.prepare([Message("nowhere", b"")])
-    with pytest.raises(MessageRefused, match="a delayed message in a transaction"):
+    with pytest.raises(MessageRefused, match="a message in a transaction cannot be delayed"):
         transactions.prepare([Message("orders", b"", delay_level=1)])
     assert transactions.prepare([]) == []
     assert all_of(store, HALF_TOPIC) == []

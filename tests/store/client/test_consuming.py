@@ -102,8 +102,8 @@ def test_message_becomes_a_dead_letter_after_its_last_retry(
     assert committed(store) == dict.fromkeys(TOPIC, 2)
     (message,) = store.get_message("g", "t", 1, 1, 1).messages
     failed, given_up = (record.getMessage() for record in caplog.records if record.name == "store")
-    assert failed.startswith(f"group g: failed: {message.msg_id} of t: Traceback")
-    assert given_up == f"group g: given up, and put into %DLQ%g: {message.msg_id}"
+    assert failed.startswith(f"group g: the listener failed for {message.msg_id} of t: Traceback")
+    assert given_up == f"group g: made dead letters in %DLQ%g: {message.msg_id}"
 
 
 def test_retried_message_keeps_its_id_in_the_logs(store: MessageStore, caplog: pytest.LogCaptureFixture) -> None:
@@ -113,7 +113,7 @@ def test_retried_message_keeps_its_id_in_the_logs(store: MessageStore, caplog: p
     with Consumer(store.path, "g", "t", lambda messages: next(tries)(), config=config(max_reconsume_times=1)):
         until(lambda: dead_letters(store) == [b"5"])
     failed, given_up = (record.getMessage() for record in caplog.records if record.name == "store")
-    assert failed.startswith(f"group g: failed: {message.msg_id} of t (try 2): Traceback")
+    assert failed.startswith(f"group g: the listener failed for {message.msg_id} of t (try 2): Traceback")
     assert given_up.endswith(f": {message.msg_id}")
 
 

@@ -126,7 +126,10 @@ def test_reply_to_an_ordinary_message_is_refused(store: MessageStore) -> None:
 
 
 def test_named_producer_cannot_send_requests(store: MessageStore) -> None:
-    with Producer(store, "importer") as producer, pytest.raises(InvalidArgument, match="by a producer without a name"):
+    with (
+        Producer(store, "importer") as producer,
+        pytest.raises(InvalidArgument, match="only with a producer without a name"),
+    ):
         producer.request(Message("questions", b""))
 
 

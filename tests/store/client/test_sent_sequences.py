@@ -160,7 +160,7 @@ def test_only_one_producer_may_use_a_name(store: MessageStore) -> None:
 
 def test_wrong_names_are_refused(store: MessageStore) -> None:
     for name in ("", "../up", "a b"):
-        with pytest.raises(InvalidGroup, match="a producer's name, "):
+        with pytest.raises(InvalidGroup, match="a producer's name must be a valid name of a group"):
             Producer(store.path, name)
 
 
@@ -170,7 +170,7 @@ def test_wrong_names_are_refused(store: MessageStore) -> None:
 def test_damaged_progress_file_is_an_error(store: MessageStore, content: str) -> None:
     die(store, ("t", 1))
     note(store).write_text(content)
-    with pytest.raises(CorruptStore, match="restore it from a copy, or delete it"):
+    with pytest.raises(CorruptStore, match="Restore it from a copy, or delete it"):
         Producer(store.path, "p")
     note(store).unlink()
     with Producer(store.path, "p") as producer:

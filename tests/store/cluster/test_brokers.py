@@ -56,7 +56,9 @@ def test_only_a_master_reports_that_a_group_has_no_offset(store: MessageStore, n
             log.commit("g", {QUEUE: 3})
     names.addresses = {"1": copy.address}
     with address.open() as log:
-        with pytest.raises(Unreachable, match=rf"{copy.address}, QUERY_CONSUMER_OFFSET of .*: it is a copy"):
+        with pytest.raises(
+            Unreachable, match=rf"{copy.address}, QUERY_CONSUMER_OFFSET of .*: this slave does not know"
+        ):
             log.committed("g", [QUEUE])
         log.commit("g", {QUEUE: 4})
         assert log.committed("g", [QUEUE]) == {QUEUE: 4}

@@ -76,7 +76,7 @@ def test_untrusted_certificate_of_a_name_server_is_an_error(serving: Serving, ot
     for tls in (Tls(), Tls.trusting(str(others.path))):
         error = error_of(address(serving, tls, patience=3600))
         assert isinstance(error, Untrusted)
-        assert re.match(f"{serving.address}: its certificate is not trusted: self-signed.*option tlsCaFile", str(error))
+        assert re.match(f"{serving.address}: its certificate is not trusted: self-signed.*set tlsCaFile", str(error))
         with pytest.raises(Untrusted, match=f"{serving.address}: its certificate is not trusted"):
             Pipe(serving.address, 60, tls.context())
 

@@ -126,7 +126,9 @@ def test_huge_file_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "topics.json"
     path.touch()
     os.truncate(path, 3 << 30)
-    with pytest.raises(CorruptStore, match=rf"topics\.json: 3,221,225,472 bytes, more than {MAX_BYTES:,}; restore it"):
+    with pytest.raises(
+        CorruptStore, match=rf"topics\.json: 3,221,225,472 bytes, more than the allowed {MAX_BYTES:,}. Restore the file"
+    ):
         read_json(path)
 
 

@@ -142,7 +142,7 @@ def test_file_that_shrinks_during_a_read_is_an_error(tmp_path: Path) -> None:
     it = queue(tmp_path)
     it.write(0, entries(0, 10))
     os.truncate(tmp_path / "consumequeue/t/0" / segment_name(0), 50)
-    with pytest.raises(CorruptSegment, match=r"t/0/0+: 50 bytes, but segments of this store have 200; restore"):
+    with pytest.raises(CorruptSegment, match=r"t/0/0+: 50 bytes, but segments of this store have 200\. Restore"):
         it.entries(0, 10)
 
 

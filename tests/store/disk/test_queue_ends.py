@@ -157,7 +157,7 @@ def test_any_damage_to_the_saved_ends_is_noticed(emptied: Path) -> None:
         shutil.copytree(emptied, path)
         (path / "queueends").write_bytes(damaged)
         assert [(where, remedy) for where, _, remedy in verify(path).findings] == [("queueends", "verify --repair")]
-        with pytest.warns(RuntimeWarning, match="queueends: damaged"), MessageStore.open(path) as store:
+        with pytest.warns(RuntimeWarning, match="queueends: .*damaged"), MessageStore.open(path) as store:
             assert store.put(Message("t", b"next", queue_id=1)).queue_offset == 25
         assert verify(path).findings == []
 
@@ -169,9 +169,9 @@ def test_any_damage_to_the_saved_ends_is_noticed(emptied: Path) -> None:
 def test_invalid_names_in_the_saved_ends_are_damage(path: Path, name: str, other: str) -> None:
     ends = path / "queueends"
     ends.write_text(ends.read_text().rpartition(', "crc"')[0].replace(name, other) + "}")
-    with pytest.raises(CorruptStore, match="queueends: damaged"):
+    with pytest.raises(CorruptStore, match=r"queueends: .*damaged"):
         QueueEnds.sound(path)
-    with pytest.warns(RuntimeWarning, match="queueends: damaged"), MessageStore.open(path) as store:
+    with pytest.warns(RuntimeWarning, match="queueends: .*damaged"), MessageStore.open(path) as store:
         assert store.max_offset("t", 0)
 
 
@@ -181,8 +181,8 @@ def test_lost_queue_with_damaged_ends_is_an_error(emptied: Path) -> None:
     sound = (emptied / "queueends").read_bytes()
     (emptied / "queueends").write_bytes(sound.replace(b'["t",1,25]', b'["t",1,35]'))
     with (
-        pytest.warns(RuntimeWarning, match="queueends: damaged"),
-        pytest.raises(CorruptStore, match=r"1 queues .* topic t, queue 1\. Restore .* delete it"),
+        pytest.warns(RuntimeWarning, match="queueends: .*damaged"),
+        pytest.raises(CorruptStore, match=r"1 queues .* topic t, queue 1\. Restore .* delete the file"),
     ):
         MessageStore.open(emptied)
     copied = emptied.parent / "copied"

@@ -120,7 +120,7 @@ def test_file_with_a_wrong_name_is_an_error(tmp_path: Path, name: str) -> None:
     log = segments(tmp_path)
     log.write(0, b"x")
     (tmp_path / "log" / name).write_bytes(bytes(100))
-    with pytest.raises(CorruptSegment, match=r"not the name of a segment of 100 bytes .*; move the file out"):
+    with pytest.raises(CorruptSegment, match=r"not the name of a segment of 100 bytes .*\. Move the file out"):
         log.starts()
 
 
@@ -135,7 +135,7 @@ def test_folders_are_skipped(tmp_path: Path) -> None:
 def test_file_of_a_wrong_length_is_an_error(tmp_path: Path, length: int) -> None:
     segments(tmp_path).write(0, b"x")
     os.truncate(tmp_path / "log" / segment_name(0), length)
-    message = rf"{segment_name(0)}: {length} bytes, but segments of this store have 100; restore the file"
+    message = rf"{segment_name(0)}: {length} bytes, but segments of this store have 100\. Restore the file"
     with pytest.raises(CorruptSegment, match=message):
         segments(tmp_path).starts()
     with pytest.raises(CorruptSegment, match=message):
@@ -318,7 +318,7 @@ def test_segment_that_shrinks_while_open_is_an_error(tmp_path: Path) -> None:
     assert log.view(0, 3 * 4096)[-1] == ord("x")
     os.truncate(tmp_path / "log" / segment_name(0), 4096)
     for read in (log.view, log.read):
-        with pytest.raises(CorruptSegment, match=r"0+: 4096 bytes, but segments of this store have 12288; restore"):
+        with pytest.raises(CorruptSegment, match=r"0+: 4096 bytes, but segments of this store have 12288\. Restore"):
             read(4096, 10)
 
 

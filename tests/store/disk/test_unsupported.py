@@ -182,7 +182,7 @@ def test_left_out_queues_and_tags_in_the_index_are_no_damage(tmp_path: Path) -> 
 
 
 def test_compacted_topics_are_a_warning(tmp_path: Path) -> None:
-    with pytest.warns(UnsupportedWarning, match=r"topics Cmp: compacted"):
+    with pytest.warns(UnsupportedWarning, match=r"topics Cmp: shown with all messages"):
         MessageStore.open(batch_queues(tmp_path), read_only=True).close()
 
 

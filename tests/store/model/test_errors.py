@@ -232,7 +232,7 @@ def test_pipes_and_devices_do_not_block(path: Path, kind: str) -> None:
 def test_moved_directory_is_a_store_error(path: Path) -> None:
     with MessageStore.open(path, read_only=True) as store:
         path.rename(path.with_name("away"))
-        with pytest.raises(StoreError, match="No such file or directory; put it back"):
+        with pytest.raises(StoreError, match="No such file or directory; restore it"):
             store.clean(dry_run=True)
 
 

@@ -81,8 +81,8 @@ def test_record_with_a_wrong_position_is_kept(path: Path, case: str, use: str) -
     assert [finding.where for finding in findings] == [f"topic t, queue {queue_id}, offset {offset}"]
     assert findings[0].what.startswith(f"the record at log offset {at} says topic ")
     assert findings[0].remedy == "restore the file from a copy"
-    said = f"log offset {at} says topic .*, but it is the one that topic t, queue {queue_id} has at offset {offset};"
-    with pytest.raises(CorruptRecord, match=rf"{said} restore .*move consumequeue/t/{queue_id} out of"):
+    said = f"log offset {at} says topic .*, but topic t, queue {queue_id} has it at offset {offset}."
+    with pytest.raises(CorruptRecord, match=rf"{said} Restore .*move consumequeue/t/{queue_id} out of"):
         repair(path)
     assert digests(path) == before
     if use != "repair":
@@ -100,7 +100,7 @@ def test_first_record_with_a_wrong_position_is_kept(path: Path) -> None:
         first = store.min_offset("t", 1)
         assert 0 < first < 10
     say(path, 1, first, "sys_flag", SYS_TRANSACTION_PREPARED)
-    with pytest.raises(CorruptRecord, match=rf"but it is the one that topic t, queue 1 has at offset {first};"):
+    with pytest.raises(CorruptRecord, match=rf"but topic t, queue 1 has it at offset {first}\."):
         repair(path)
     assert any("no other entry knows it" in finding.what for finding in verify(path).findings)
 

@@ -55,7 +55,7 @@ def test_wrong_table_of_topics_is_refused_before_any_write(
     (path / "watermark").unlink()
     shutil.rmtree(path / "consumequeue/t/1")
     before = digests(path)
-    with pytest.raises(CorruptStore, match="correct the file"):
+    with pytest.raises(CorruptStore, match="Correct the file"):
         use(path)
     assert digests(path) == before
 

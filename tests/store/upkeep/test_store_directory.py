@@ -75,7 +75,9 @@ def test_concurrent_creation_with_other_sizes_is_refused(tmp_path: Path) -> None
     with MessageStore.open(tmp_path) as first:
         first.create_topic("t", 1)
         first.put_many([Message("t", bytes(100)) for _ in range(100)])
-        with pytest.raises(ConfigError, match=r"store.conf: mappedFileSizeCommitLog=1073741824, not 4096: another pro"):
+        with pytest.raises(
+            ConfigError, match=r"store.conf: mappedFileSizeCommitLog=1073741824, not 4096, because another pro"
+        ):
             MessageStore(directory, small, read_only=False)
         with MessageStore.open(tmp_path, config=SMALL) as second:
             assert second.put(Message("t", b"x")).queue_offset == 100
@@ -182,7 +184,7 @@ def test_truncated_segment_is_an_error(three_segments: Path, folder: str) -> Non
     os.truncate(file, 100)
     with (
         MessageStore.open(three_segments, read_only=True) as reader,
-        pytest.raises(CorruptSegment, match=rf"{file}: 100 bytes, but segments of this store have \d+; restore"),
+        pytest.raises(CorruptSegment, match=rf"{file}: 100 bytes, but segments of this store have \d+\. Restore"),
     ):
         list(reader.scan("t", 0, 0, 9))
 
@@ -191,7 +193,9 @@ def test_file_with_a_wrong_name_is_an_error(three_segments: Path) -> None:
     (three_segments / "commitlog/copy of a segment").write_bytes(bytes(4096))
     with (
         MessageStore.open(three_segments, read_only=True) as reader,
-        pytest.raises(CorruptSegment, match=r"commitlog/copy of a segment: not the name of a segment of 4096 bytes"),
+        pytest.raises(
+            CorruptSegment, match=r"commitlog/copy of a segment: this is not the name of a segment of 4096 bytes"
+        ),
     ):
         reader.offsets("t", 0)
 
