@@ -311,10 +311,10 @@ class GroupTests:
             assert one.committed(self.ALL) == {self.Q0: 10, self.Q1: 60}
 
     def test_resets_of_missing_groups_and_queues_are_refused(self, making: Making, group: Group) -> None:
-        with pytest.raises(UnknownGroup, match=f"no group '{group.name}'"):
+        with pytest.raises(UnknownGroup, match=f"group '{group.name}' does not exist"):
             group.reset({self.Q0: 0})
         making.another("orders-eu").join(EVERYTHING).leave()
-        with pytest.raises(UnknownGroup, match="no group 'order-eu'; there are: orders-eu"):
+        with pytest.raises(UnknownGroup, match="group 'order-eu' does not exist; there are orders-eu"):
             making.another("order-eu").reset({self.Q0: 0})
         group.join(EVERYTHING).leave()
         with pytest.raises(UnknownTopic):

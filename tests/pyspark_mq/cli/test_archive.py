@@ -17,7 +17,7 @@ from tests.pyspark_mq.cli.process import run, succeed
 
 
 def test_archive_adds_only_new_messages(filled: Filled, tmp_path: Path) -> None:
-    assert "name the URL to archive to" in run("archive", filled.path).stderr
+    assert "Name the URL to archive to" in run("archive", filled.path).stderr
     assert succeed("archive", filled.path, "--to", tmp_path / "archive", "--older-than", "1h").startswith("archived 0 ")
     assert succeed("archive", filled.path).startswith("archived 8 messages, ")
     assert "is not an age" in run("archive", filled.path, "--older-than", "9" * 400 + "d").stderr

@@ -128,7 +128,7 @@ def test_reset_reaches_an_active_group(read: Path) -> None:
 
 def test_reset_creates_a_group_on_request(read: Path) -> None:
     command = "groups", "reset", read, "biling", "orders", "--to", "1"
-    assert "no group 'biling'; there are: billing" in run(*command).stderr
+    assert "group 'biling' does not exist; there are billing" in run(*command).stderr
     succeed(*command, "--create", "--dry-run")
     assert run(*command).returncode == 1
     succeed(*command, "--create")
@@ -143,9 +143,9 @@ def test_reset_of_one_queue(read: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["show", "nobody"], 1, "no group 'nobody'; there are: billing, idle"),
+        (["show", "nobody"], 1, "group 'nobody' does not exist; there are billing, idle"),
         (["show", "idle"], 1, "group 'idle' has no offsets yet. Set them: pyspark-mq groups reset"),
-        (["members", "nobody"], 1, "no group 'nobody'; there are: billing, idle"),
+        (["members", "nobody"], 1, "group 'nobody' does not exist; there are billing, idle"),
         (["reset", "billing", "nowhere", "--to", "latest"], 1, "opic 'nowhere' does not exist"),
         (["reset", "a group", "orders", "--to", "latest"], 1, "group 'a group': only letters"),
         (["reset", "billing", "orders", "--to", "soon"], 2, "'soon' is not a place in a topic. Give earliest"),
@@ -163,4 +163,4 @@ def test_wrong_arguments_are_refused(read: Path, arguments: list[str], code: int
 def test_deleted_group_has_no_offsets(read: Path) -> None:
     assert succeed("groups", "delete", read, "billing") == "deleted billing\n"
     assert offsets(read) == [None, None]
-    assert "no group 'billing'" in run("groups", "delete", read, "billing").stderr
+    assert "group 'billing' does not exist" in run("groups", "delete", read, "billing").stderr
