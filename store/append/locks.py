@@ -41,7 +41,7 @@ class Holder(NamedTuple):
 
     def __str__(self) -> str:
         if self.pid == os.getpid():
-            return "this process (another thread, or another MessageStore)"
+            return "this process, in another thread or another MessageStore"
         stopped = f", which is stopped (continue it: kill -CONT {self.pid})" if self.is_stopped else ""
         return f"process {self.pid} ({self.command}){stopped}"
 

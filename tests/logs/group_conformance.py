@@ -127,7 +127,7 @@ class GroupTests:
     ) -> None:
         with group.join(one) as first:
             with pytest.raises(
-                GroupConflict, match=f"group {group.name}: member {first.id} .* {says}: .* end the others"
+                GroupConflict, match=f"group {group.name}: member {first.id} .* {says}, so each .* Stop the others"
             ):
                 group.join(other)
             assert first.members() == [first.id]

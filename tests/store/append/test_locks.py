@@ -404,7 +404,7 @@ def test_error_names_a_thread_that_owns_the_lock(tmp_path: Path) -> None:
         thread = threading.Thread(target=hold)
         thread.start()
         inside.wait()
-        with pytest.raises(StoreBusy, match=r"held by this process \(another thread, or another MessageStore\)\. Noth"):
+        with pytest.raises(StoreBusy, match=r"held by this process, in another thread or another MessageStore\. Noth"):
             other.put(Message("t", b"x"))
         leave.set()
         thread.join()
