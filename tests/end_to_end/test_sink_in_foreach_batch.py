@@ -58,5 +58,7 @@ def test_two_writes_of_a_batch_need_different_producer_groups(
 
 
 def test_producer_group_outside_of_foreach_batch_is_refused(spark: SparkSession, store: MessageStore) -> None:
-    with pytest.raises(PySparkException, match=r"producerGroup is for a write in foreachBatch.*leave it out"):
+    with pytest.raises(
+        PySparkException, match=r"producerGroup is only for a write in foreachBatch.*Remove producerGroup"
+    ):
         save(spark.range(1).selectExpr("'x' body"), store, topic="orders", producerGroup="copier")

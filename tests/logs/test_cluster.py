@@ -35,7 +35,7 @@ class ClusterTests(WriterTests):
     def test_condition_is_checked_while_others_cannot_append(self, log: Log, writer: LogWriter) -> None:
         append = writer.begin()
         append.add("a", pa.table({"body": ["10"]}))
-        with pytest.raises(UnsupportedStore, match="without a condition"):
+        with pytest.raises(UnsupportedStore, match="conditional appends"):
             append.publish(unless=lambda: False)
         queue = self.queue("a", 0)
         assert log.bounds([queue]) == {queue: (0, 10)}

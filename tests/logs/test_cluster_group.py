@@ -184,7 +184,7 @@ class TestClusterGroup(GroupTests):
             pytest.raises(RequestRefused, match=r"HEART_BEAT: .* cannot share"),
         ):
             group.join(EVERYTHING)
-        with group.join(EVERYTHING), pytest.raises(GroupConflict, match="through a server"):
+        with group.join(EVERYTHING), pytest.raises(GroupConflict, match="clients of a server"):
             DirectoryGroup(making.store.path, "g").join(EVERYTHING)
 
     def test_create_writes_the_groups_settings(self, making: Making, group: Group) -> None:
