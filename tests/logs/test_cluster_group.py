@@ -160,7 +160,7 @@ class TestClusterGroup(GroupTests):
             assert other.resets() == {Q0: 10}
 
     def test_unsupported_options_of_brokers_are_refused(self, group: Group) -> None:
-        for options, says in (({"model": MessageModel.BROADCASTING}, "another name"), ({"exclusive": True}, "share")):
+        for options, says in (({"model": MessageModel.BROADCASTING}, "its own"), ({"exclusive": True}, "share")):
             with pytest.raises(UnsupportedStore, match=f"cluster at .*: group g: .* {says}"):
                 group.join(EVERYTHING, **options)
         with pytest.raises(UnsupportedStore, match="resetOffsetByTime"):
