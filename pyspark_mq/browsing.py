@@ -92,7 +92,8 @@ def bounds_of(log: Log, topic: str, queue: int | None = None) -> dict[Queue, Bou
     if topic not in topics:
         others = [name for name in topics if not is_internal_topic(name)]
         raise UnknownTopic(
-            f"Topic {topic!r} does not exist. {did_you_mean([topic], topics)}There are: {', '.join(others) or 'none'}"
+            f"Topic {topic!r} does not exist. {did_you_mean([topic], topics)}"
+            f"{'There are: ' + ', '.join(others) if others else 'There are no topics'}"
         )
     numbers = {each.queue_id for each in topics[topic]}
     if queue is not None and queue not in numbers:

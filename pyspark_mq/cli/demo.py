@@ -245,9 +245,14 @@ def messages_read(query: StreamingQuery) -> int:
 
 def check_running(appender: BaseProcess, progressed: float) -> None:
     if appender.exitcode:
-        raise DemoFailed(f"The appending process stopped with exit code {appender.exitcode}")
+        raise DemoFailed(
+            f"The appending process stopped with exit code {appender.exitcode}. Its error is printed above"
+        )
     if time.monotonic() - progressed > STALLED_AFTER_SECONDS:
-        raise DemoFailed(f"The demo stopped: no message was appended or read for {STALLED_AFTER_SECONDS} s")
+        raise DemoFailed(
+            f"The demo stopped: no message was appended or read for {STALLED_AFTER_SECONDS} s. This machine may be "
+            "too busy: run the demo again when it is idle"
+        )
 
 
 def report(streamed: pa.Table, expected: pa.Table, read_early: int) -> bool:

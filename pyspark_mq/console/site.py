@@ -60,7 +60,7 @@ class Site:
         queue = queue_named(self.log, parameters.get("topic", ""), parameters.get("queue", ""))
         offset = parameters.get("offset", "")
         if not offset.isdecimal() or len(offset) > _OFFSET_DIGITS:
-            raise InvalidArgument(f"Offset {offset!r:.40} is not a number")
+            raise InvalidArgument(f"Offset {offset!r:.40} is not a whole number of at most {_OFFSET_DIGITS} digits")
         return queue, int(offset)
 
     async def own_form(self, request: Request, *, changes: bool = True) -> dict[str, str]:

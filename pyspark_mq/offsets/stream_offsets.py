@@ -150,8 +150,10 @@ class StreamOffset:
             )
         except ValueError as error:
             raise CheckpointError(
-                f"The checkpoint has an offset that this source cannot read: {error}. If another source wrote it, "
-                "give this query a checkpoint location of its own"
+                f"The checkpoint has an offset that this source cannot read: {error}. If another source wrote the "
+                "checkpoint, give this query its own checkpoint location. Otherwise the checkpoint is "
+                "damaged: restore it from a copy, or start with a new location, where the query begins at "
+                "startingOffsets"
             ) from error
 
 
@@ -258,7 +260,10 @@ def batch_ranges(start: StreamOffset, end: StreamOffset) -> list[QueueRange]:
     for queue, until in end.next.items():
         begin = end.starts.get(queue, start.next.get(queue))
         if begin is None:
-            raise CheckpointError(f"The checkpoint does not record where {queue} begins. Use a new checkpoint location")
+            raise CheckpointError(
+                f"The checkpoint does not record where {queue} begins. Restore the checkpoint from a copy, or "
+                "use a new location"
+            )
         if begin < until:
             ranges.append(QueueRange(queue, begin, until))
     return ranges

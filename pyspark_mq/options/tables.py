@@ -309,8 +309,8 @@ def known_options(options: Mapping[str, str], table: Iterable[Option], others: I
     by_lower_name = {name.lower(): name for name in names}
     if "paths" in given:  # from DataFrameReader.load of a list
         raise OptionError(
-            f"A query reads one store, and load() got several paths: {given['paths']}. Read each one, and union the "
-            "frames"
+            f"A query reads one store, and load() got several paths: {given['paths']}. Load each path on its "
+            "own, and combine them with DataFrame.union"
         )
     if "provider" in given:  # added by a catalog
         raise OptionError(NO_OPTIONS_OF_TABLES)

@@ -9,7 +9,7 @@ from pyspark_mq.errors import OptionError
 from pyspark_mq.offsets.limits import milliseconds_of
 from store.disk.consumer_offsets import check_group_name
 from store.model.errors import ConfigError, InvalidGroup
-from store.objects.urls import local_path, why_not_shared
+from store.objects.urls import local_path, why_not_shared, without_secrets
 
 _WHOLE = re.compile(r"[0-9]{1,18}")
 _BYTE_SIZE = re.compile(r"([0-9]{1,18})\s*([kmg]?)b?", re.IGNORECASE)
@@ -53,7 +53,9 @@ def byte_size(name: str, text: str) -> int:
     match = _BYTE_SIZE.fullmatch(text.strip())
     size = int(match[1]) * _BYTE_UNITS[match[2].lower()] if match else 0
     if not 0 < size <= _MOST_BYTES:
-        raise OptionError(f"{name} takes a number of bytes above 0, such as 1048576, 512k or 64m, got {_short(text)}")
+        raise OptionError(
+            f"{name} takes a number of bytes above 0 and below 2^63, such as 1048576, 512k or 64m, got {_short(text)}"
+        )
     return size
 
 
@@ -74,9 +76,9 @@ def shared_path(name: str, text: str) -> str:
     try:
         local = local_path(text)
     except ConfigError as error:
-        raise OptionError(f"{takes}: {error}. Name a mounted directory by its path, such as /dbfs/...") from error
+        raise OptionError(f"{takes}. {error}. Name a mounted directory by its path, such as /dbfs/...") from error
     if local is None and (why := why_not_shared(text)) is not None:
-        raise OptionError(f"{takes}: {why}")
+        raise OptionError(f"{takes}, not {without_secrets(text)!r}: {why}")
     return local or text
 
 

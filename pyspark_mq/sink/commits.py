@@ -57,7 +57,9 @@ _ANEW = (
     "or a machine crash lost them. Nothing was appended. Restore the newest checkpoint, or start with a new one and "
     "startingOffsets after the written messages"
 )
-_GO_ON = "delete this file: the query then continues with this batch, and the missing rows stay missing"
+_GO_ON = (
+    "delete this file: the query then continues with the batch that Spark runs now, and the missing rows stay missing"
+)
 _SHOWN = 3
 _MAX_BYTES = 64 << 20  # a batch may have any number of topics
 
@@ -141,8 +143,9 @@ class MarkFile:
 
     def _unwritable(self, error: OSError) -> CommitError:
         return CommitError(
-            f"{self._folder}: cannot record the last written batch ({error}). Give the driver permission to write "
-            "there, or set delivery to at-least-once"
+            f"{self._folder}: cannot record the last written batch ({error}). If the disk is full, free some space. If "
+            "the driver may not write there, change the permissions. Or set delivery to at-least-once: a "
+            "batch that Spark repeats is then written twice"
         )
 
 
@@ -192,8 +195,8 @@ class Commits:
         now = f"Spark now runs batch {batch.number}"
         if mark.written and self._is_older(mark):
             raise CommitError(
-                f"{self.file}: batch {mark.batch} was written and {now}, but of batch {mark.batch} {_LACKS}. Nothing "
-                f"was appended. Restore the newest log, or {_GO_ON}"
+                f"{self.file}: batch {mark.batch} was written, but {_LACKS}. {now}. Nothing was appended. Restore the "
+                f"newest log, or {_GO_ON}"
             )
         is_here = mark.written or self._is_recorded(mark.batch, mark.since)
         last = mark.batch if is_here else mark.batch - 1

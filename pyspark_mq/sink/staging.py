@@ -130,9 +130,9 @@ class Staging:
             yield self._objects
         except (OSError, ObjectsUnavailable) as error:
             raise StagingError(
-                f"{self._path}: cannot write the rows of a task ({error}). Set stagingPath to a directory that the "
-                "driver and all executors can write, or to an S3 URL such as s3://bucket/staging. Or set delivery to "
-                "at-least-once"
+                f"{self._path}: cannot write the rows of a task ({error}). If the disk is full, free some space. "
+                "Otherwise set stagingPath to a directory that the driver and all executors can write, or to "
+                "an S3 URL such as s3://bucket/staging. Or set delivery to at-least-once"
             ) from error
 
 

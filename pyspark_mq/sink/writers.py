@@ -239,7 +239,7 @@ def _of_known_topics(
 def require_topic(address: LogAddress, log: Log, topic: str) -> None:
     """Raise `SubscriptionError` if the topic does not exist."""
     if topic not in (topics := log.topics()):
-        others = ", ".join(name for name in topics if not is_internal_topic(name)) or "none"
+        others = ", ".join(name for name in topics if not is_internal_topic(name)) or "no topics"
         of_broker = f"mqadmin updateTopic -t {topic} ..."
         how = of_broker if address.directory is None else f"pyspark-mq topic create {address} {topic!r}"
         near = did_you_mean([topic], topics)

@@ -99,8 +99,8 @@ class Ledger:
             if objects.create(made, b""):
                 raise LedgerError(
                     f"{self}: cannot record what a real-time task read, because this server ignores If-None-Match "
-                    "and replaces existing files. Use a server that supports it, and the newest version of its "
-                    "fsspec package"
+                    "and replaces existing files. Use a server that supports If-None-Match, and the newest version of "
+                    "its fsspec package. Or set ledgerPath to a directory"
                 )
 
     def find(self, name: TaskName, queues: Collection[Queue]) -> TaskRecord | None:
@@ -119,8 +119,9 @@ class Ledger:
             return None
         except (ObjectsUnavailable, ValueError) as error:
             raise LedgerError(
-                f"{self}/{path}: this file does not record what a real-time task read ({error}). Restore it from a "
-                "copy. Or delete it if its batch was not committed; if the batch was committed, use a new checkpoint"
+                f"{self}/{path}: this file does not record what a real-time task read ({error}). Restore the "
+                "file from a copy. Without a copy: delete the file if its batch was not committed; if the batch was "
+                "committed, use a new checkpoint"
             ) from error
 
     def knows(self, reader: str) -> bool:
@@ -181,8 +182,9 @@ class Ledger:
             yield self._objects
         except ObjectsUnavailable as error:
             raise LedgerError(
-                f"{self}: cannot record what a real-time task read ({error}). Set ledgerPath to a directory that the "
-                "driver and all executors can write, or to an S3 URL such as s3://bucket/ledger"
+                f"{self}: cannot record what a real-time task read ({error}). If the disk is full, free some "
+                "space. Otherwise set ledgerPath to a directory that the driver and all executors can write, "
+                "or to an S3 URL such as s3://bucket/ledger"
             ) from error
 
 

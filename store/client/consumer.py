@@ -298,4 +298,6 @@ def _check_topics(log: Log, wanted: Mapping[str, object]) -> None:
     known = log.topics()
     for topic in wanted:
         if topic not in known:
-            raise UnknownTopic(f"{topic}: this topic does not exist. There are {', '.join(sorted(known)) or 'none'}")
+            raise UnknownTopic(
+                f"{topic}: this topic does not exist. Existing topics: {', '.join(sorted(known)) or 'none'}"
+            )

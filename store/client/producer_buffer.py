@@ -120,7 +120,7 @@ class Buffer:
             raise BufferFull(
                 f"{self._what}: the buffer is full. It has {self._bytes:,} bytes of messages, and none were appended "
                 f"within {self._timeout:g} s. This message was not taken: send it again later. If another process "
-                "holds the store's lock, stop it (lslocks). A larger buffer_bytes absorbs longer bursts"
+                "holds the store's lock (find it with lslocks), stop it. A larger buffer_bytes absorbs longer bursts"
             )
 
     def take(self) -> list[TopicBatch] | None:

@@ -47,7 +47,7 @@ class SentSequences:
         try:
             check_group_name(name)
         except InvalidGroup as error:
-            raise InvalidGroup(f"a producer's name must be a valid name of a group: {error}") from None
+            raise InvalidGroup(f"a producer's name must be valid as a group's name, too: {error}") from None
         self.path = store.path
         self._store = store
         self._name = name

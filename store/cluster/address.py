@@ -86,7 +86,10 @@ class ClusterAddress:
             host_and_port(server)
         option, _, brokers = query.partition("=")
         if query and option != "brokers":
-            raise InvalidArgument(f"name servers {text!r}: behind '?' must be brokers=, and names separated by ','")
+            raise InvalidArgument(
+                f"name servers {text!r}: after '?' give brokers= and names separated by ',', such as "
+                "?brokers=broker-a,broker-b"
+            )
         return cls(servers, credentials, consumer_group, tls, brokers=broker_names(brokers))
 
     def signed(self, fields: Mapping[str, str], body: bytes = b"") -> Mapping[str, str]:

@@ -203,7 +203,9 @@ class Brokers:
     ) -> Future[Command]:
         if not address:
             unknown: Future[Command] = Future()
-            unknown.set_exception(Unreachable("no name server lists its address"))
+            unknown.set_exception(
+                Unreachable("an unknown address: no name server lists one. Check that the broker runs")
+            )
             return unknown
         return self._client.ask(address, code, self.address.signed(fields, body), body, timeout)
 

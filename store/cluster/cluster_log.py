@@ -136,7 +136,10 @@ class ClusterLog:
                 self._address, group, ", ".join(map(str, refused)),
             )  # fmt: skip
         if missing := positions.keys() - answers.keys():
-            raise UnknownTopic(f"{self._address}: no broker has {', '.join(map(str, sorted(missing)))}")
+            raise UnknownTopic(
+                f"{self._address}: no broker has {', '.join(map(str, sorted(missing)))}. Check that the topic exists, "
+                "and that its brokers run"
+            )
 
     def sizes(self, wanted: QueueRange) -> None:
         return None
@@ -155,7 +158,9 @@ class ClusterLog:
             return
         there = self.bounds([wanted.queue]).get(wanted.queue)
         if there is None:
-            raise UnknownTopic(f"{self._address}: no broker has {wanted.queue}")
+            raise UnknownTopic(
+                f"{self._address}: no broker has {wanted.queue}. Check that the topic exists, and that its brokers run"
+            )
         is_whole = self._bounds.is_from_master(wanted.queue)  # otherwise pulls wait for messages that the slave lacks
         if is_whole and wanted.start < there.min_offset and wanted.length:
             raise OffsetLost(
@@ -164,8 +169,8 @@ class ClusterLog:
             )
         if is_whole and wanted.end > there.max_offset:
             raise OffsetNotYet(
-                f"{self._address}: {wanted.queue}, read up to offset {wanted.end}, but the queue ends at "
-                f"{there.max_offset}"
+                f"{self._address}: {wanted.queue} ends at offset {there.max_offset}, but is to be read up to "
+                f"{wanted.end}. The topic may have been recreated, or the queue truncated"
             )
         yield from decoded(pull(self._brokers, wanted), wanted, spec)
 

@@ -123,8 +123,8 @@ class Sending:
             broker = None if route is None else route.write.get(queue)
             if broker is None or not broker.writable:
                 failed[queue] = Unreachable(
-                    f"{self._brokers.address}: no master broker has {queue} to write to. Check whether its broker is "
-                    "down"
+                    f"{self._brokers.address}: no master broker of {queue} is known, so the queue cannot be written. "
+                    "Check whether the broker is down"
                 )
                 continue
             first = self._left[queue][0]
@@ -353,7 +353,10 @@ class ClusterAppend:
         found = [index for index, queue in enumerate(queues) if queue.queue_id == number]
         if len(found) > 1:
             names = ", ".join(str(queues[index]) for index in found)
-            raise InvalidColumns(f"queueId {number} is {names}. Remove the column, or use shardingKey")
+            raise InvalidColumns(
+                f"queueId {number} is ambiguous, because several brokers have it: {names}. Remove the column "
+                "queueId, or use the column shardingKey"
+            )
         if not found:
             raise UnknownQueue(f"{self._brokers.address}: topic {topic!r} has no queue {number} that can be written")
         return found[0]

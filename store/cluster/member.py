@@ -162,8 +162,9 @@ class ClusterMember(Opened):
             broker = masters.get(message.broker_name)
             if broker is None:
                 raise InvalidArgument(
-                    f"{self._what}: message {message.msg_id} is of broker {message.broker_name!r}, but the brokers "
-                    f"are {', '.join(masters)}. Give the messages as they were consumed"
+                    f"{self._what}: message {message.msg_id} is of broker {message.broker_name!r}, but the "
+                    f"present masters are {', '.join(masters) or 'unknown'}. Start that broker's master. If there is "
+                    "none, give the messages as they were consumed"
                 )
             header = SendBack(
                 message.physical_offset,

@@ -46,7 +46,9 @@ class Presence:
         self._heart_beat = _heart_beat(group, entry)
         self.members = [entry.id]
         if not self.masters():
-            raise UnknownTopic(f"{what}: no master has topic {' or '.join(self._topics)}")
+            raise UnknownTopic(
+                f"{what}: no master has topic {' or '.join(self._topics)}. Create the topic, or start its broker"
+            )
         self._beat()
         self.look()
 

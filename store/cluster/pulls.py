@@ -122,7 +122,7 @@ class _Pulls:
     def __iter__(self) -> Iterator[PulledRecords]:
         try:
             if not self._address:
-                raise Unreachable("no name server lists its address")
+                raise Unreachable("an unknown address: no name server lists one. Check that the broker runs")
             with closing(Pipe(self._address, REQUEST_SECONDS, self._tls)) as pipe:
                 yield from self._through(pipe)
         except (Unreachable, Untrusted) as error:
@@ -167,7 +167,9 @@ class _Pulls:
     def _accept(self, answer: Command) -> None:
         wanted = self._asked.pop(answer.opaque, None)
         if wanted is None:
-            raise BadFrame(f"{self._who}: an answer to pull {answer.opaque}, which was not made; is it RocketMQ?")
+            raise BadFrame(
+                f"{self._who}: it answered request {answer.opaque}, which was not sent. Check that it is RocketMQ"
+            )
         if answer.code == ResponseCode.TOPIC_NOT_EXIST and self._is_slave:
             raise Unreachable(
                 f"{self._address}: this slave does not know topic {wanted.queue.topic}, and its master does not "
@@ -183,8 +185,8 @@ class _Pulls:
         end = min(header.next_begin_offset, wanted.end)
         if end <= wanted.start:
             raise BadFrame(
-                f"{self._who}: {wanted.queue}, messages from {wanted.start} on, and the next would be "
-                f"{header.next_begin_offset}; see the broker's log"
+                f"{self._who}: {wanted.queue}, offset {wanted.start}: the broker sent messages, but its next offset "
+                f"is {header.next_begin_offset}, which is not after that. See the broker's log"
             )
         self._largest = max(self._largest, len(answer.body))
         self._answered[wanted.start] = PulledRecords(wanted.start, end, bytes(answer.body))
@@ -263,8 +265,11 @@ def _no_such_records(
 ) -> CorruptRecord | UnsupportedStore:
     where = f"{wanted.queue}, offsets {records.start} to {records.end}"
     if end != len(records.data):
-        return CorruptRecord(f"{where}: what the broker sent is no record at byte {end} of {len(records.data)}")
+        return CorruptRecord(
+            f"{where}: the broker sent {len(records.data):,} bytes, in which no record begins at byte "
+            f"{end:,}. See the broker's log"
+        )
     return UnsupportedStore(
         f"{where}: the broker sent {count} records for these offsets. Batch topics (queue.type=BatchCQ) and "
-        "compacted topics (cleanup.policy=COMPACTION) cannot be read"
+        "compacted topics (cleanup.policy=COMPACTION) cannot be read. Read them with RocketMQ's own client"
     )

@@ -153,7 +153,7 @@ def parse_json(data: bytes, kind: type[T], what: str = "an answer") -> T:
     try:
         return decode_fastjson(data, kind)
     except ValueError as error:
-        raise BadFrame(f"{what} that makes no sense ({error}): {data[:200]!r}") from error
+        raise BadFrame(f"{what} that cannot be parsed ({error}): {data[:200]!r}") from error
 
 
 def parse_route(topic: str, data: bytes, made: float) -> Route:

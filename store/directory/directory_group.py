@@ -109,9 +109,14 @@ class DirectoryGroup:
         """Raise `UnknownGroup`, which suggests similar names, if the group does not exist."""
         known = self._files.offsets.names()
         if self.name not in known:
-            like = difflib.get_close_matches(self.name, known) or known
-            found = ", ".join(like[:_SHOWN_GROUPS]) or "none"
-            raise UnknownGroup(f"{self.path}: group {self.name!r} does not exist; there are {found}")
+            near = difflib.get_close_matches(self.name, known)
+            some = ", ".join(near or known[:_SHOWN_GROUPS]) or "no groups"
+            found = f"similar names are {some}" if near else f"there are {some}"
+            more = ", ..." if not near and len(known) > _SHOWN_GROUPS else ""
+            raise UnknownGroup(
+                f"{self.path}: group {self.name!r} does not exist; {found}{more}. To list all groups: "
+                f"pyspark-mq groups list {self.path}"
+            )
 
     def reset(self, positions: Positions, *, by_its_server: bool = False) -> None:
         """Reset the group, see `Group.reset`. Raises `GroupConflict` while clients of a server are members.

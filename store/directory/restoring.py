@@ -82,18 +82,21 @@ def _chosen(archive: ArchiveAddress, log: ArchiveLog, topics: Sequence[str]) -> 
     """
     archived = log.topics()
     if missing := [topic for topic in topics if topic not in archived]:
-        raise UnknownTopic(f"{archive}: no topic {', '.join(missing)} (there are: {', '.join(archived)})")
+        raise UnknownTopic(
+            f"{archive}: there is no topic {', '.join(missing)} in this archive. It has "
+            f"{', '.join(archived) or 'no topics'}"
+        )
     names = [topic for topic in topics or archived if not topic.startswith(LIGHT_PREFIX)]
     if topics and not names:
         raise UnknownTopic(
             f"{archive}: {', '.join(topics)} are light queues, which are restored with the topics of their messages. "
-            "Name these topics"
+            "Name the topics of the messages instead"
         )
     if acted := sorted(NOT_FOR_PUTTING.intersection(names)):
-        rest = ", ".join(topic for topic in names if topic not in acted) or "there is none"
+        rest = ", ".join(topic for topic in names if topic not in acted)
         raise UnsupportedStore(
             f"{archive}: {', '.join(acted)} cannot be restored: delayed messages and open transactions would be "
-            f"delivered or checked again. Name other topics ({rest})"
+            f"delivered or checked again. {f'Name only {rest}' if rest else 'Name other topics'}"
         )
     return {topic: archived[topic] for topic in names}
 
@@ -109,11 +112,11 @@ def _must_have_light_queues(store: MessageStore, log: ArchiveLog, archive: Archi
     known = store.topics()
     now = store.bounds([queue for queue in was if queue.topic in known])
     if lost := [queue.topic for queue, bounds in was.items() if now.get(queue) != bounds]:
-        rest = [topic for topic in there if not topic.startswith(LIGHT_PREFIX)]
+        rest = ", ".join(topic for topic in there if not topic.startswith(LIGHT_PREFIX))
+        advice = f"Name the topics to restore without them: {rest}" if rest else "No other topics are archived"
         raise UnsupportedStore(
             f"{archive}: {len(lost)} light queues ({', '.join(lost[:_SHOWN])}, ...) cannot be restored: their "
-            "messages are in several queues, or some are not archived. Name the topics to restore without them: "
-            f"{', '.join(rest) or 'there is none'}"
+            f"messages are in several queues, or some are not archived. {advice}"
         )
 
 

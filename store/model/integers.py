@@ -35,7 +35,7 @@ def seconds(name: str, value: float) -> float:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not abs(number) <= _MAX_SECONDS:
-        raise InvalidArgument(f"{name}={value!r:.40}: give a number of seconds")
+        raise InvalidArgument(f"{name}={value!r:.40}: give a number of seconds, from -{_MAX_SECONDS} to {_MAX_SECONDS}")
     return number
 
 
@@ -43,7 +43,7 @@ def span(name: str, value: float) -> float:
     """Return a time span in seconds. Raises as `seconds`, and for a negative number."""
     number = seconds(name, value)
     if number < 0:
-        raise InvalidArgument(f"{name}={value}: give seconds, 0 or more")
+        raise InvalidArgument(f"{name}={value}: give a number of seconds, 0 or more")
     return number
 
 

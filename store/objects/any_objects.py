@@ -214,11 +214,11 @@ def translated(where: object, secrets: Sequence[str] = ()) -> Iterator[None]:
 def _reason(error: Exception, is_secret: bool) -> str:
     kind = type(error).__name__
     if isinstance(error, PermissionError) or (isinstance(error, OSError) and error.errno in _REFUSALS):
-        return f"no permission; {_GIVE_CREDENTIALS}"
+        return f"no permission. Change the permissions; or, for a URL, {_GIVE_CREDENTIALS}"
     if is_timeout(error):
         return "no answer in time; try again"
     if is_secret:
-        return f"{kind}, of a URL with a secret"
+        return f"{kind} (its text is hidden, because it has a secret of the URL)"
     if isinstance(error, OSError) and error.errno:
         return error.strerror or os.strerror(error.errno)
     said = f"{kind}: {error}" if str(error) else kind

@@ -100,9 +100,10 @@ class Remote:
     def create(self, path: str, data: bytes) -> bool:
         protocols = _protocols(self._files)
         if not protocols & {*CREATES_ONCE, _MEMORY}:
-            known = ", ".join(f"{each}://" for each in CREATES_ONCE)
+            schemes = ", ".join(f"{each}://" for each in CREATES_ONCE)
             raise ObjectsUnavailable(
-                f"{self.url}: this file system cannot create a file only if it is missing. Use one of {known}"
+                f'{self.url}: this file system cannot create a file atomically ("create unless it exists"), which is '
+                f"needed here. Use a directory, or a URL that begins with one of {schemes}"
             )
         try:
             with _memory_turn if _MEMORY in protocols else nullcontext():
@@ -146,7 +147,7 @@ class Remote:
         try:
             self._try(path, verb)
         except FileNotFoundError as error:
-            raise ObjectsUnavailable(f"{self.url}: the bucket does not exist. Create it") from error
+            raise ObjectsUnavailable(f"{self.url}: the bucket does not exist. Create it, or correct the URL") from error
 
     def _try(self, path: str, verb: Callable[[str], Result]) -> Result:
         with translated(f"{self.url}/{path}".rstrip("/"), self._secrets):
@@ -246,14 +247,16 @@ def _connected(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         except ImportError as error:
             package = CREATES_ONCE.get(scheme)
             extra = "'pyspark-mq[s3]'" if package == "s3fs" else package
-            how = f"Install it: {error}" if extra is None else f"Install it: pip install {extra}"
+            how = str(error) if extra is None else f"Install it: pip install {extra}"
             raise ObjectsUnavailable(f"{shown}: the package for {scheme}:// is not installed. {how}") from error
         except (ValueError, FileNotFoundError) as error:
             raise ObjectsUnavailable(
-                f"{shown}: fsspec has no such file system ({type(error).__name__}). Check the URL"
+                f"{shown}: fsspec cannot open this URL ({type(error).__name__}). Check the URL and the storage options"
             ) from error
     if "CachingFileSystem" in {kind.__name__ for kind in type(files).__mro__}:
-        raise ObjectsUnavailable(f"{shown}: a cache may return an old copy. Name the file system that it caches")
+        raise ObjectsUnavailable(
+            f"{shown}: a cache may return an old copy of an object. Remove the cache from the URL, as in s3://bucket/mq"
+        )
     return files, root.rstrip("/")
 
 

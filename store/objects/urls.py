@@ -85,12 +85,17 @@ def must_be_plain(url: str) -> None:
 def why_not_shared(url: str) -> str | None:
     """Return why processes on several machines cannot coordinate through a URL. Return None if they can."""
     if (scheme := scheme_of(url)) not in CREATES_ONCE:
-        known = ", ".join(f"{each}://" for each in CREATES_ONCE)
-        return f"{scheme}:// cannot make a file only if it is not there, or is not seen by all; use one of {known}"
+        schemes = ", ".join(f"{each}://" for each in CREATES_ONCE)
+        return (
+            f"{scheme}:// cannot create a file atomically, or other machines do not see its files. Use a URL that "
+            f"begins with one of {schemes}"
+        )
     if secrets_of(url):
-        return "it has a password, which would be logged. Give the password in fsspec's environment or configuration"
+        return (
+            "the URL has a password, which would be logged. Give the password in fsspec's environment or configuration"
+        )
     if not url.partition("://")[2].partition("/")[0]:
-        return "it names no bucket"
+        return "the URL names no bucket. Write the bucket after the two slashes, as in s3://bucket/folder"
     return None
 
 

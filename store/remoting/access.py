@@ -87,7 +87,8 @@ class Access:
             return Access(_list(content.get("globalWhiteRemoteAddresses")), accounts)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(
-                f"{path}: no accounts as in RocketMQ's plain_acl.yml: {error}; each has accessKey, secretKey, ..."
+                f"{path}: cannot read the accounts ({error}). Write them as in RocketMQ's plain_acl.yml: a "
+                "list accounts, in which each has accessKey and secretKey"
             ) from error
 
     def check(self, request: Request) -> None:

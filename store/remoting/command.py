@@ -81,8 +81,9 @@ def encode_head(command: Command, body_bytes: int) -> bytes:
     length = _HEADER_MARK.size + len(header) + body_bytes
     if len(header) > MAX_HEADER_BYTES or length > MAX_FRAME_BYTES - LENGTH.size:
         raise BadFrame(
-            f"command {command.code}: a header of {len(header):,} bytes and a body of {body_bytes:,}; a frame has at "
-            f"most {MAX_FRAME_BYTES:,}, its header {MAX_HEADER_BYTES:,}: send less at once"
+            f"command {command.code}: the header has {len(header):,} bytes (at most {MAX_HEADER_BYTES:,}), "
+            f"and header and body have {LENGTH.size + length:,} (at most {MAX_FRAME_BYTES:,}). Send fewer or "
+            "smaller messages per call"
         )
     return LENGTH.pack(length) + _HEADER_MARK.pack(command.serialization << _HEADER_LENGTH_BITS | len(header)) + header
 
@@ -170,7 +171,10 @@ _LANGUAGES: dict[object, int] = {language.name: language for language in Languag
 
 def _to_binary(command: Command) -> bytes:
     if not 0 <= command.code <= _SHORT_MAX:
-        raise BadFrame(f"command {command.code}: RocketMQ's binary header has codes up to {_SHORT_MAX}; use JSON")
+        raise BadFrame(
+            f"command {command.code}: this code does not fit RocketMQ's binary header, which has codes up to "
+            f"{_SHORT_MAX}; use JSON"
+        )
     fixed = _FIXED.pack(command.code, command.language, command.version, command.opaque, command.flag)
     remark = (command.remark or "").encode("utf-8", "replace")
     fields = b"".join(_field(name, value) for name, value in command.fields.items())
@@ -247,8 +251,8 @@ class Frames:
         (length,) = LENGTH.unpack_from(buffer)
         if not 0 < length <= max_bytes - LENGTH.size:
             raise BadFrame(
-                f"a frame of {length:,} bytes; at most {max_bytes:,} are taken here. Is this another protocol than "
-                f"RocketMQ's? It begins with {bytes(buffer[:16])!r}"
+                f"a frame of {length:,} bytes; at most {max_bytes:,} are accepted here. The other side may "
+                f"speak another protocol than RocketMQ's: its bytes begin with {bytes(buffer[:16])!r}"
             )
         end = LENGTH.size + length
         if len(buffer) < end:

@@ -47,7 +47,7 @@ class BrokerConfig:
         values = {key: parsed(where, key, text, BROKER_SETTINGS[key]) for where, key, text in found}
         for name, value in values.items():
             if type(value) is int and value < 1:
-                raise ConfigError(f"{path}: {name}={value}: must be 1 at least")
+                raise ConfigError(f"{path}: {name}={value}: must be at least 1")
         return BrokerConfig(**values)
 
 

@@ -99,7 +99,7 @@ class Server(Opened):
             self._listening, self.address = thread.submit(self._listen(*host_and_port(listen))).result()
         except OSError as error:
             raise StoreUnavailable(
-                f"{listen}: cannot listen on this address: {error.strerror}. Choose another port"
+                f"{listen}: cannot listen on this address: {error.strerror}. Choose another address or port"
             ) from error
 
     @property

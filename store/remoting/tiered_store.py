@@ -198,7 +198,10 @@ class TieredStore:
     def _named(self, physical_offset: int) -> bytes:
         log = self._log()
         if log is None:
-            raise OffsetLost(f"{self._store.path}: commit log offset {physical_offset} is of an archived message")
+            raise OffsetLost(
+                f"{self._store.path}: commit log offset {physical_offset} is of an archived message, and the "
+                "store has no archive now"
+            )
         return _record(log, log.older.named(physical_offset))
 
     def _own_record(self, message: StoredMessage) -> bytes | None:
@@ -214,7 +217,7 @@ class TieredStore:
     def _archived_record(self, message: StoredMessage) -> bytes:
         log = self._log()
         if log is None:
-            raise OffsetLost(f"{self._store.path}: {message.msg_id} was deleted")
+            raise OffsetLost(f"{self._store.path}: message {message.msg_id} was deleted")
         at = message.queue_offset
         return _record(log, QueueRange(Queue(message.topic, message.queue_id), at, at + 1))
 

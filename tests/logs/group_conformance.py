@@ -314,7 +314,7 @@ class GroupTests:
         with pytest.raises(UnknownGroup, match=f"group '{group.name}' does not exist"):
             group.reset({self.Q0: 0})
         making.another("orders-eu").join(EVERYTHING).leave()
-        with pytest.raises(UnknownGroup, match="group 'order-eu' does not exist; there are orders-eu"):
+        with pytest.raises(UnknownGroup, match="group 'order-eu' does not exist; similar names are orders-eu"):
             making.another("order-eu").reset({self.Q0: 0})
         group.join(EVERYTHING).leave()
         with pytest.raises(UnknownTopic):

@@ -128,7 +128,7 @@ def test_reset_reaches_an_active_group(read: Path) -> None:
 
 def test_reset_creates_a_group_on_request(read: Path) -> None:
     command = "groups", "reset", read, "biling", "orders", "--to", "1"
-    assert "group 'biling' does not exist; there are billing" in run(*command).stderr
+    assert "group 'biling' does not exist; similar names are billing" in run(*command).stderr
     succeed(*command, "--create", "--dry-run")
     assert run(*command).returncode == 1
     succeed(*command, "--create")

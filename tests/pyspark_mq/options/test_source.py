@@ -127,7 +127,7 @@ def test_values_are_parsed(name: str, text: str, field: str, value: object) -> N
         (
             "ledgerPath",
             "hdfs://name/ledger",
-            "hdfs:// cannot make a file only if it is not there",
+            "hdfs:// cannot create a file atomically",
         ),
         ("ledgerPath", "s3://key:hush@bucket/ledger", "has a password, which would be logged"),
         ("maxOffsetsPerTrigger", "0", "above 0, got '0'"),

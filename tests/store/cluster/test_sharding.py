@@ -45,7 +45,7 @@ def test_key_waits_for_its_broker(pair: Pair) -> None:
     before = {name: stored(pair, name) for name in "ab"}
     assert len(before["a"]) > 1 < len(before["b"])
     pair.serving["b"].close()
-    with pytest.raises(Unreachable, match="no master broker has t/b:"):
+    with pytest.raises(Unreachable, match="no master broker of t/b:"):
         send(replace(address, broker_timeout=0.5))
     with ThreadPoolExecutor(1) as thread:
         sent = thread.submit(send, address)

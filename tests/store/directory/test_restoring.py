@@ -94,7 +94,7 @@ def test_only_named_topics_are_restored(filled: Filled, tmp_path: Path) -> None:
         assert store.topics() == {"more": 1}
     with pytest.raises(NotAStore, match="this path exists"):
         restore(address, tmp_path / "new")
-    with pytest.raises(UnknownTopic, match=r"no topic nowhere \(there are: more, orders\)"):
+    with pytest.raises(UnknownTopic, match=r"no topic nowhere in this archive. It has more, orders"):
         restore(address, tmp_path / "other", ["nowhere"])
 
 
@@ -111,7 +111,7 @@ def test_light_queues_are_not_restored_as_ordinary_ones(tmp_path: Path) -> None:
         store.archive(of_light.url, topics=light)
     with pytest.warns(RuntimeWarning, match="light"), pytest.raises(UnsupportedStore, match=r"without them: lmq$"):
         restore(address, tmp_path / "new", config=SMALL)
-    with pytest.raises(UnsupportedStore, match="there is none"):
+    with pytest.raises(UnsupportedStore, match="No other topics are archived"):
         restore(of_light, tmp_path / "new", config=SMALL)
     with pytest.raises(UnknownTopic, match="restored with the topics of their messages"):
         restore(address, tmp_path / "new", light[:1], SMALL)
@@ -179,7 +179,7 @@ def test_delayed_messages_are_not_delivered_again(tmp_path: Path) -> None:
         until(lambda: store.max_offset("t", 0) == 1)
         store.archive(url, topics=["t", SCHEDULE_TOPIC])
     for topics in ([], [SCHEDULE_TOPIC, "t"]):
-        with pytest.raises(UnsupportedStore, match=r"SCHEDULE_TOPIC_XXXX cannot be restored: .* \(t\)"):
+        with pytest.raises(UnsupportedStore, match=r"SCHEDULE_TOPIC_XXXX cannot be restored: .* Name only t"):
             restore(ArchiveAddress(url), tmp_path / "new", topics)
     assert restore(ArchiveAddress(url), tmp_path / "new", ["t"]) == 1
 

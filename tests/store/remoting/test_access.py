@@ -252,8 +252,8 @@ def test_trusted_addresses_may_do_everything(store: MessageStore, client: Client
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "no accounts"),
-        ("accounts: 7", "no accounts"),
+        ("", "cannot read the accounts"),
+        ("accounts: 7", "cannot read the accounts"),
         ("accounts: [{accessKey: a}]", "secretKey"),
         ("accounts: [{accessKey: a, secretKey: [1]}]", "no text"),
         ("accounts: [{accessKey: a, secretKey: b, topicPerms: [orders=WRITE]}]", "'WRITE' is none of DENY, PUB"),

@@ -101,7 +101,7 @@ def test_connection_with_other_answers_is_kept(client: Client) -> None:
 
 
 def test_too_large_request_is_not_sent(client: Client) -> None:
-    with pytest.raises(BadFrame, match="send less at once"):
+    with pytest.raises(BadFrame, match="Send fewer or smaller messages"):
         client.ask("127.0.0.1:1", RequestCode.SEND_MESSAGE, body=bytes(MAX_FRAME_BYTES))
 
 
