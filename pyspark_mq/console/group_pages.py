@@ -94,7 +94,7 @@ def send_again(address: LogAddress, queue: Queue, offset: int) -> str:
     """
     group = group_of_dead_letters(queue.topic)
     if group is None:
-        raise InvalidArgument(f"{queue.topic} is not the dead-letter topic of a group")
+        raise InvalidArgument(f"{queue.topic} is not the dead-letter topic of a group. Those are named %DLQ%GROUP")
     if address.directory is None:
         raise UnsupportedStore(
             f"{address}: the console can redeliver dead letters of a directory only. For a cluster, use mqadmin or "

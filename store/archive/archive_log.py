@@ -206,7 +206,10 @@ class ArchiveLog:
         def newest(queues: ArchivedQueues) -> list[StoredMessage]:
             of_topic = queues.catalog.of_topics().get(wanted.topic)
             if of_topic is None:
-                raise UnknownTopic(f"{self._place.url}: topic {wanted.topic!r}: not archived")
+                names = ", ".join(queues.catalog.of_topics()) or "none"
+                raise UnknownTopic(
+                    f"{self._place.url}: topic {wanted.topic!r} is not archived. Archived topics: {names}"
+                )
             found = KeySearch(queues).newest(of_topic, wanted, before or {})
             return [inflated_or_raw(message, _MAX_BODY_BYTES) for message in found]
 
@@ -373,7 +376,8 @@ class ArchiveLog:
         catalog = self._place.load()
         if catalog is None:
             raise NoArchive(
-                f"{self._place.url}: the archive's metadata was deleted. Restore {self._place.metadata} from a copy"
+                f"{self._place.url}: the archive's metadata was deleted. Restore {self._place.metadata} from a copy, "
+                "or begin a new archive"
             )
         if known is None or known.catalog is not catalog:
             known = self._known = ArchivedQueues(self._place, catalog)

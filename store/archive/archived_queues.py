@@ -34,7 +34,7 @@ class ArchivedQueues:
         it = self.queue(wanted.queue)
         where = self.where(wanted.queue)
         if it is None:
-            raise UnknownTopic(f"{where}: not archived")
+            raise UnknownTopic(f"{where}: this queue is not archived")
         minimum, maximum = it.min_offset(), it.archived.max_offset
         if wanted.start < minimum and wanted.length:
             raise OffsetLost(
@@ -42,7 +42,9 @@ class ArchivedQueues:
                 f"archived offset is {minimum}"
             )
         if wanted.end > maximum:
-            raise OffsetNotYet(f"{where}: read up to offset {wanted.end}, but it is archived only up to {maximum}")
+            raise OffsetNotYet(
+                f"{where}: asked for messages up to offset {wanted.end}, but the archive ends at {maximum}"
+            )
         return it
 
     def index(self) -> KeyIndex:

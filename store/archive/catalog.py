@@ -55,6 +55,10 @@ NO_OFFSET: Final = -1  # of a queue without messages
 NO_TIME: Final = (1 << 63) - 1  # of a segment without messages, ms
 GROWING: Final = 0  # status of a segment to which more may be appended
 SEALED: Final = 1
+_NO_METADATA = (
+    "Restore the file from a copy. Without a copy, begin a new archive: delete the line 'archive' in the store's "
+    "config/store.conf, then archive to another URL"
+)
 
 
 def hashed(name: str) -> str:
@@ -215,12 +219,12 @@ class Catalog:
         path = Path(where)
         text, found, crc = data.rpartition(_CRC)  # absent in metadata by RocketMQ and older versions
         if found and crc != b"%d}" % zlib.crc32(text):
-            raise CorruptStore(f"{where}: damaged, because its checksum is wrong. Restore it from a copy")
+            raise CorruptStore(f"{where}: the metadata is damaged: its checksum is wrong. {_NO_METADATA}")
         try:
             content = decode_fastjson(data, dict[str, Any])
         except ValueError as error:
             raise CorruptStore(
-                f"{where}: this file is not the metadata of an archive ({error}). Restore it from a copy"
+                f"{where}: this file is not the metadata of an archive ({error}). {_NO_METADATA}"
             ) from error
         tables = {kind: table(path, content, name) for kind, name in SEGMENTS.items()}
         brokers = {name.partition("/")[0] for segments in tables.values() for name in segments}
@@ -249,11 +253,12 @@ class Catalog:
         for name in (*brokers, *(queue.topic for queue in queues)):
             if not is_folder(name):
                 raise CorruptStore(
-                    f"{where}: {name!r} is no name of a broker or of a topic. Restore the file from a copy"
+                    f"{where}: the metadata is damaged: {name!r} is no name of a broker or of a topic. {_NO_METADATA}"
                 )
         if len(brokers) > 1:
             raise CorruptStore(
-                f"{where}: the file names several brokers ({', '.join(sorted(brokers))}), which no broker writes"
+                f"{where}: the metadata is damaged: it names several brokers ({', '.join(sorted(brokers))}). "
+                f"{_NO_METADATA}"
             )
         if not brokers:
             return None
@@ -354,6 +359,6 @@ def _must_be_contiguous(path: Path, name: str, segments: Iterable[Segment]) -> N
     for one, other in pairwise(segments):
         if one.stop != other.base:
             raise CorruptStore(
-                f"{path}: {name}: one segment ends at {one.stop}, the next begins at {other.base}; restore the "
-                "metadata from a copy"
+                f"{path}: the metadata is damaged: in {name}, one segment ends at {one.stop}, but the next begins at "
+                f"{other.base}. {_NO_METADATA}"
             )

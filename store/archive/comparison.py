@@ -184,7 +184,10 @@ class ArchiveState(NamedTuple):
             try:
                 last[it.queue] = comparison.last(it)
             except UnknownQueue:
-                reason = f"{it.queue} is archived, but does not exist in the store"
+                reason = (
+                    f"the archive has {it.queue}, but the store does not: the topic was probably deleted and created "
+                    "with fewer queues"
+                )
                 others.setdefault(it.queue.topic, ArchiveOfAnother(reason))
             except ArchiveOfAnother as error:
                 others.setdefault(it.queue.topic, error)
@@ -239,20 +242,20 @@ def told(reasons: Mapping[Queue, StoreError]) -> str:
 
 def passed_over(root: Path, url: str, reasons: Mapping[Queue, StoreError]) -> QueuesPassedOver:
     return QueuesPassedOver(
-        f"{root}: these queues were not archived to {url}, all others were: {told(reasons)}. {_REMEDY}", reasons
+        f"{root}: these queues were not archived to {url}, all others were: {told(reasons)}. {_FORGET}", reasons
     )
 
 
 def of_another(url: str, catalog: Catalog, reasons: Mapping[Queue, StoreError]) -> ArchiveOfAnother:
-    why = told(reasons) or f"it has other topics ({', '.join(catalog.of_topics())})"
+    why = told(reasons) or f"the archive has other topics ({', '.join(catalog.of_topics())})"
     return ArchiveOfAnother(
         f"{url}: this may be the archive of another store, so nothing was archived: {why}. Archive to another URL, "
-        f"or under another brokerName{f'. {_REMEDY}' if reasons else ''}"
+        f"or under another brokerName{f'. {_FORGET}' if reasons else ''}"
     )
 
 
-_REMEDY = (
-    "If messages of a topic are missing between the archive and the store, or a RocketMQ broker restarted the topic, "
-    "delete the topic from the archive and archive it again: pyspark-mq archive STORE --forget TOPIC. To keep a copy "
-    "of the archived messages, run pyspark-mq restore before"
+_FORGET = (
+    "If a topic has fewer queues than before, messages of it are missing between the archive and the store, or a "
+    "RocketMQ broker restarted it, delete the topic from the archive and archive it again: pyspark-mq archive STORE "
+    "--forget TOPIC. To keep a copy of the archived messages, run pyspark-mq restore first"
 )

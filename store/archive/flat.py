@@ -60,8 +60,8 @@ class FlatFile:
             ) from error
         if len(data) != end - begin:
             raise CorruptSegment(
-                f"{self._objects.url}/{path}: this object ends before byte {end}, up to which the metadata says it "
-                "goes. It was changed or truncated: restore it from a copy"
+                f"{self._objects.url}/{path}: this object ends before byte {end}, although the metadata says that "
+                "it has more bytes. It was changed or truncated: restore it from a copy"
             )
         return data
 

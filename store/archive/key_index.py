@@ -36,7 +36,7 @@ Items = npt.NDArray[Any]  # dtype ARCHIVE_INDEX_ITEM
 _MOST_ITEMS = 1 << 21  # in one segment: 56 MiB
 _SMALL = 1 << 19  # a smaller last segment is rewritten with more items
 _MS = 1000
-_WRONG = "it was changed or truncated: restore it from a copy"
+_WRONG = "the object was changed or truncated: restore it from a copy, or scan the topic instead"
 
 
 def segment_bytes(items: Items, begin: int, end: int, slots: int = INDEX_SLOTS) -> bytes:
@@ -175,11 +175,11 @@ class _Segment:
         key.
         """
         if not is_sound:
-            raise CorruptSegment(f"{self._file.where}: keys in another slot than theirs; {_WRONG}")
+            raise CorruptSegment(f"{self._file.where}: some keys are in a wrong slot; {_WRONG}")
 
     def _items(self, at: int, length: int) -> Items:
         if length % ARCHIVE_INDEX_ITEM.itemsize:
-            raise CorruptSegment(f"{self._file.where}: {length} bytes of items; {_WRONG}")
+            raise CorruptSegment(f"{self._file.where}: {length} bytes are no whole number of index items; {_WRONG}")
         return np.frombuffer(self._read(at, length), ARCHIVE_INDEX_ITEM) if length else np.empty(0, ARCHIVE_INDEX_ITEM)
 
     def _slot_count(self) -> int:
@@ -190,13 +190,13 @@ class _Segment:
             first = np.frombuffer(head, ARCHIVE_INDEX_SLOT, 1, ARCHIVE_INDEX_HEADER.itemsize)[0]
             count, left = divmod(int(first["position"]) - ARCHIVE_INDEX_HEADER.itemsize, ARCHIVE_INDEX_SLOT.itemsize)
             if header["magic"] != ARCHIVE_INDEX_MAGIC or left or count < 1:
-                raise CorruptSegment(f"{self._file.where}: no index begins there; {_WRONG}")
+                raise CorruptSegment(f"{self._file.where}: this is no index; {_WRONG}")
             self._slots = count
         return self._slots
 
     def _read(self, at: int, length: int) -> bytes:
         if not 0 <= at <= at + length <= self.named.size:
-            raise CorruptSegment(f"{self._file.where}: bytes {at} to {at + length} are outside of it; {_WRONG}")
+            raise CorruptSegment(f"{self._file.where}: bytes {at} to {at + length} are outside of the index; {_WRONG}")
         return self._file.read(self.named.base + at, self.named.base + at + length)
 
 

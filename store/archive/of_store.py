@@ -92,8 +92,8 @@ class StoreArchive:
         counts = topics.queue_counts()
         missing = [name for name in self._names if name not in counts]
         if missing:
-            known = ", ".join(counts) or "none"
-            raise UnknownTopic(f"{self._root}: topic {', '.join(missing)} does not exist; there are {known}")
+            names = ", ".join(counts) or "none"
+            raise UnknownTopic(f"{self._root}: topic {', '.join(missing)} does not exist. Existing topics: {names}")
 
     @property
     def name(self) -> str:
@@ -166,7 +166,8 @@ class StoreArchive:
         archive_state = ArchiveState.of(comparison, place, catalog, list(dict.fromkeys([*order.queues, *named])))
         if not self.is_remembered() and not archive_state.is_of_store(comparison, place, catalog):
             raise ArchiveOfAnother(
-                f"{place.url}: this may be the archive of another store, so nothing was deleted from it"
+                f"{place.url}: this may be the archive of another store, so nothing was deleted from it. Name the "
+                "archive of this store"
             )
         return forget(place, catalog, archive_state, order.forgetting)
 

@@ -25,7 +25,7 @@ from store.objects.any_objects import ByteReader, Objects, objects_at
 from store.objects.urls import without_secrets
 
 _COMPARED_AT_ONCE = 8 << 20
-_REMEDY = "archive a store there ('pyspark-mq archive STORE --to URL')"
+_ARCHIVE_THERE = "Correct the URL, or archive a store there ('pyspark-mq archive STORE --to URL')"
 
 
 class _SeenMetadata(NamedTuple):
@@ -77,8 +77,12 @@ class ArchivePlace:
         objects, shown = objects_at(url, options), without_secrets(url)
         found = list(_places(shown, objects))
         if not found:
-            what = "the first archiving into this place was not completed" if _clusters(objects) else "no archive"
-            raise NoArchive(f"{shown}: {what}; {_REMEDY}")
+            what = (
+                "the first archiving into this place was not completed"
+                if _clusters(objects)
+                else "there is no archive here"
+            )
+            raise NoArchive(f"{shown}: {what}. {_ARCHIVE_THERE}")
         if len(found) > 1:
             brokers = ", ".join(f"{shown}/{each.metadata.removesuffix(METADATA)[:-1]}" for each in found)
             raise UnsupportedStore(f"{shown}: this place has archives of several stores. Name one of {brokers}")
@@ -115,8 +119,8 @@ class ArchivePlace:
         self.load()
         if self._seen.data != seen:
             raise ObjectsUnavailable(
-                f"{self.url}/{self.metadata}: another store archives here under the same name. Give one of them "
-                "another brokerName"
+                f"{self.url}/{self.metadata}: another process changed the metadata. If another store archives here "
+                "under the same name, give one of them another brokerName. Otherwise archive again"
             )
         self.objects.write(self.metadata, text)
         self._seen = _SeenMetadata(text, catalog)

@@ -92,7 +92,7 @@ def forget(
     unknown = [topic for topic, queues in topics.items() if not queues and topic not in catalog.topics]
     if unknown:
         known = ", ".join(catalog.of_topics()) or "none"
-        raise UnknownTopic(f"{place.url}: no topic {', '.join(unknown)} to forget (there are: {known})")
+        raise UnknownTopic(f"{place.url}: topic {', '.join(unknown)} is not in the archive. Archived topics: {known}")
     there = [queue for queue in catalog.queues if queue.topic in topics]
     left = [queue for queue in there if topics[queue.topic] and not archive_state.is_cut_off(queue)]
     gone = [queue for queue in there if queue not in left and not catalog.queues[queue].is_forgotten]

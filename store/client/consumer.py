@@ -95,7 +95,7 @@ class Consumer(Opened):
         self._group = group.name
         with ExitStack() as undo:  # if this raises, the member leaves
             it = undo.enter_context(address.open()) if isinstance(address, LogAddress) else address
-            _check_topics(it, filters)
+            _check_topics(it, filters, str(address) if isinstance(address, LogAddress) else "the log")
             figures = Figures(group.path if isinstance(group, DirectoryGroup) else None)
             undo.callback(figures.close)
             self._member = undo.enter_context(
@@ -294,10 +294,12 @@ def _subscriptions(topics: str | Sequence[str] | Mapping[str, str | Subscription
     }
 
 
-def _check_topics(log: Log, wanted: Mapping[str, object]) -> None:
+def _check_topics(log: Log, wanted: Mapping[str, object], where: str) -> None:
     known = log.topics()
     for topic in wanted:
         if topic not in known:
+            names = ", ".join(sorted(known)) or "none"
             raise UnknownTopic(
-                f"{topic}: this topic does not exist. Existing topics: {', '.join(sorted(known)) or 'none'}"
+                f"{where}: topic {topic!r} does not exist. Existing topics: {names}. Correct the name, or create it: "
+                "pyspark-mq topic create"
             )

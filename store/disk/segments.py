@@ -166,9 +166,11 @@ class Segments(SegmentFolder):
             file = self._current(start)
         except OffsetLost:
             if not may_create:
+                lost = offset - start
                 raise CorruptSegment(
-                    f"{self.path(start)}: this file is missing, and its first {offset - start} bytes are lost. "
-                    "Nothing of this call is visible. Restore the file from a copy, then repeat the call"
+                    f"{self.path(start)}: this segment is missing; its first {lost} bytes are lost. No message of this "
+                    "append was stored. Restore the file from a copy, then append again. Without a copy, read the "
+                    "other messages with read_only=True"
                 ) from None
             self._make(start, [(offset - start, data)])
             return offset == start

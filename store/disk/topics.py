@@ -70,7 +70,9 @@ class Topics:
         seen = self._seen_table(topic)
         if seen.counts.get(topic, 0) <= queue_id and topic in seen.tombstones:
             what = f"queue {queue_id} of topic {topic!r}" if seen.counts.get(topic) else f"topic {topic!r}"
-            raise UnknownTopic(f"{self._root}: {what} was deleted. Nothing was appended to it")
+            raise UnknownTopic(
+                f"{self._root}: {what} was deleted. Nothing was appended. Create the topic again, or use another one"
+            )
 
     def known(self, topic: str) -> int:
         """Return the number of queues of a topic.
@@ -87,10 +89,10 @@ class Topics:
                     f"{self._root}: topic {topic!r} has batch queues (queue.type=BatchCQ), which this package cannot "
                     "read. Read it with RocketMQ's own client"
                 )
-            known = ", ".join(self.queue_counts()) or "none"
+            names = ", ".join(self.queue_counts()) or "none"
             raise UnknownTopic(
-                f"{self._root}: topic {topic!r} does not exist; there are {known}. Create it: pyspark-mq topic "
-                "create, or create_topic"
+                f"{self._root}: topic {topic!r} does not exist. Existing topics: {names}. Correct the name, or create "
+                "it: pyspark-mq topic create, or create_topic"
             )
         return queues
 
@@ -115,8 +117,8 @@ class Topics:
         present = self.queue_counts().get(topic, 0)
         if queues < max(present, 1):
             raise InvalidTopic(
-                f"topic {topic!r} has {present} queues, and {queues} are asked for. Queues can only be added: give "
-                f"{present} or more"
+                f"topic {topic!r} has {present} queues, so {queues} is too few. Queues can only be added: give "
+                f"{max(present, 1)} or more"
             )
         content = read_json(self._path)
         config = table(self._path, content, CONFIGS).setdefault(topic, _new_topic(topic))

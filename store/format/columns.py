@@ -60,8 +60,8 @@ COLUMNS: dict[str, pa.DataType] = {
 
 PROPERTY_COLUMNS = frozenset(("msgId", "tags", "keys", "properties"))  # in the properties, after the body
 
-_COPY = "restore the segment from a copy"
-_EITHER = f"run 'pyspark-mq verify', or {_COPY}"
+_COPY_OR_SKIP = "Restore the segment from a copy, or read on from the next offset"
+_EITHER = "Run 'pyspark-mq verify': it says whether the queue or the log is damaged, and what to do"
 
 
 def are_out_of_range(times: Ints) -> Mask:
@@ -79,11 +79,11 @@ def check_columns(columns: Sequence[str]) -> None:
     At least one name is needed, because a batch without columns has no number of rows.
     """
     if isinstance(columns, str) or not isinstance(columns, Sequence):
-        raise InvalidColumns(f"columns={columns!r:.40}: give a list of names; there are {', '.join(COLUMNS)}")
+        raise InvalidColumns(f"columns={columns!r:.40}: give a list of names. The columns are {', '.join(COLUMNS)}")
     unknown = [str(name) for name in columns if not isinstance(name, str) or name not in COLUMNS]
     if unknown or not columns:
-        wrong = f"unknown columns {', '.join(unknown)}" if unknown else "no columns: name one at least"
-        raise InvalidColumns(f"{wrong}; there are {', '.join(COLUMNS)}")
+        wrong = f"unknown columns {', '.join(unknown)}" if unknown else "no columns; name at least one"
+        raise InvalidColumns(f"{wrong}. The columns are {', '.join(COLUMNS)}")
     if repeated := sorted({name for name in columns if columns.count(name) > 1}):
         raise InvalidColumns(f"columns named twice: {', '.join(repeated)}; name each once")
 
@@ -155,14 +155,15 @@ class Block:
         whole = self._records.have_property_crc
         self._need(
             crc_matches(self._records),
-            lambda row: f"its {'record' if whole[row] else 'body'} does not match its CRC; {_COPY}",
+            lambda row: f"its {'record' if whole[row] else 'body'} does not match its CRC. {_COPY_OR_SKIP}",
         )
 
     def check_tags_codes(self, codes: Ints) -> None:
         """Raise `CorruptRecord` for the first record whose tag does not match its entry's tags code."""
         wrong = are_wrong_codes(codes, self._tags, self._queue.topic)
         self._need(
-            ~wrong, lambda row: f"its entry has tags code {codes[row]}, its record the tag {self._tags[row]}; {_EITHER}"
+            ~wrong,
+            lambda row: f"the entry has tags code {codes[row]}, but the record the tag {self._tags[row]}. {_EITHER}",
         )
 
     def _need(self, holds: Mask, what: Callable[[int], str]) -> None:
@@ -202,7 +203,7 @@ class Block:
 
 
 def _no_record(row: int) -> str:
-    return f"the log holds no record of that length there; {_COPY}"
+    return f"the log has no record of the length in the queue's entry there. {_COPY_OR_SKIP}"
 
 
 def _another_record(block: Block, row: int) -> str:
@@ -212,8 +213,8 @@ def _another_record(block: Block, row: int) -> str:
         at, length = block._records.topic_starts[row], block._records.topic_lengths[row]
         topic = f", topic {bytes(block._records.view[at : at + length]).decode('utf-8', 'replace')}"
     return (
-        f"the log holds another message there: its record says queue {said['queue_id']}, offset "
-        f"{said['queue_offset']}, commit log offset {said['physical_offset']}{topic}; {_EITHER}"
+        f"the log has another message there: its record says queue {said['queue_id']}, offset "
+        f"{said['queue_offset']}, commit log offset {said['physical_offset']}{topic}. {_EITHER}"
     )
 
 

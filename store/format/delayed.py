@@ -57,7 +57,9 @@ class MessageDelays(NamedTuple):
         try:
             return MessageDelays.of(np.array(levels, np.int64), np.array(times, np.int64), now)
         except OverflowError:
-            raise illegal("delay_level or deliver_at: no number of 64 bits; give ms since 1970") from None
+            raise illegal(
+                "delay_level or deliver_at: the number does not fit 64 bits. deliver_at is in ms since 1970"
+            ) from None
 
     @staticmethod
     def of(levels: Ints, deliver_at: Ints, now: int) -> MessageDelays | None:
@@ -70,7 +72,7 @@ class MessageDelays(NamedTuple):
         deliver_at = np.where(levels > 0, _NEVER, deliver_at)
         for time in deliver_at[deliver_at > now + TIMER_MAX_DELAY_MS][:1].tolist():
             days = TIMER_MAX_DELAY_MS / 86_400_000
-            raise illegal(f"deliver_at {time}: more than {days:g} days from now; it is ms since 1970, as in RocketMQ")
+            raise illegal(f"deliver_at: {time} ms since 1970 is more than {days:g} days from now, RocketMQ's limit")
         waits = MessageDelays(levels, np.where(deliver_at > now, deliver_at, _NEVER))
         return waits if (waits.levels > 0).any() or (waits.deliver_at > 0).any() else None
 

@@ -87,7 +87,9 @@ def check_topic(topic: str) -> None:
     """Raise `MessageRefused` for a broker's own topic, `InvalidTopic` for a bad name."""
     check_topic_name(topic)
     if topic in NOT_FOR_PUTTING:
-        raise _illegal(f"topic {topic}: a broker's own, which it acts upon; put into a topic of yours")
+        raise _illegal(
+            f"topic {topic} belongs to RocketMQ, whose brokers act on its messages. Put into a topic of yours"
+        )
 
 
 def without_reserved(maps: pa.MapArray) -> pa.MapArray:

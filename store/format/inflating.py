@@ -65,14 +65,16 @@ def _pieces(body: bytes, sys_flag: int, max_bytes: int) -> Iterator[bytes]:
         raise UnreadableBody(f"a {name} body of {len(body):,} bytes does not decompress: {error}") from error
     if size > max_bytes:
         raise MessageTooLarge(
-            f"a {name} body of {len(body):,} bytes becomes more than {max_bytes:,}, see maxDecompressedMessageSize"
+            f"a {name} body of {len(body):,} bytes decompresses to more than {max_bytes:,} bytes "
+            "(maxDecompressedMessageSize)"
         )
 
 
 def named(error: UnreadableBody, where: object) -> UnreadableBody:
     """Return the error with the message's place, and with advice how to continue after it."""
     return type(error)(
-        f'{where}: {error}; read on with unreadable="null", of scan or as an option of a query, or from the next offset'
+        f'{where}: {error}. To read the message without its body, set unreadable="null" (in scan, or as an option of a '
+        "query). To skip the message, read on from the next offset"
     )
 
 

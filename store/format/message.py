@@ -105,7 +105,7 @@ def _encode(message: Message, queue_id: int, encoding: Encoding, now: int) -> En
     check_fits("flag", message.flag, 32)
     check_fits("born_timestamp", born_ms, 64)
     if not FIRST_MS <= born_ms <= LAST_MS:
-        raise illegal(f"born_timestamp {born_ms}: outside of the years 1 to 9999, as ms since 1970")
+        raise illegal(f"born_timestamp: {born_ms} ms since 1970 is not in the years 1 to 9999")
     check_tag(tag := tag_of(properties))
     topic_length = len(topic).to_bytes(TOPIC_LENGTH_BYTES[magic], "big")
     rest = b"".join((body, topic_length, topic, len(encoded).to_bytes(PROPERTIES_LENGTH_BYTES, "big"), encoded))
@@ -139,7 +139,7 @@ def _bytes(body: object) -> bytes:
     try:
         return body.encode()
     except UnicodeEncodeError as error:
-        raise illegal(f"a body that has no UTF-8 form: {error}") from error
+        raise illegal(f"the body cannot be encoded as UTF-8: {error}") from error
 
 
 def check_mapping(properties: object) -> None:
@@ -152,7 +152,9 @@ def check_key(key: object) -> None:
     if not isinstance(key, str):
         raise illegal(f"key {key!r:.40}: must be a text")
     if KEY_SEPARATOR in key:
-        raise illegal(f"key {key!r}: no blanks in a key, they separate keys; give several keys as a list")
+        raise illegal(
+            f"key {key!r}: a key must not contain blanks, because they separate keys. Give several keys as a list"
+        )
 
 
 _NO_TAG = re.compile(NO_TAG)
@@ -163,8 +165,8 @@ def check_tag(tag: str) -> None:
     """Raise `MessageRefused` for a tag that no subscription can select."""
     if _NO_TAG.search(tag):
         raise illegal(
-            f"tag {tag!r}: a message has one tag, without '|', control characters, or blanks around it: "
-            "no subscription could name it"
+            f"tag {tag!r}: a message has one tag, and no subscription can name one with '|', control characters, or "
+            "blanks around it"
         )
 
 
@@ -192,5 +194,6 @@ def check_body_size(length: int, max_message_size: int) -> None:
     if length > max_message_size:
         raise MessageRefused(
             PutStatus.MESSAGE_ILLEGAL,
-            f"a body of {length} bytes, at most {max_message_size}; raise maxMessageSize in store.conf, or split it",
+            f"the body has {length} bytes, and at most {max_message_size} are allowed. Raise maxMessageSize in "
+            "store.conf, or split the body",
         )

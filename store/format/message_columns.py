@@ -21,7 +21,7 @@ from store.model.errors import InvalidColumns
 _TABLE_COLUMNS = {
     "body": "binary or string, no nulls",
     "tags": "string",
-    "keys": "string (keys separated by blanks) or list<string>",
+    "keys": "list<string>, or string with blanks between the keys",
     "properties": "map<string, string>",
     "queueId": "integer",
     "shardingKey": "string",
@@ -35,7 +35,7 @@ _TIMES = frozenset(("bornTimestamp", "deliverAt"))
 # Large enough for a small fixed cost per piece, small enough for the CPU caches.
 _PIECE_BYTES = 16 << 20
 _PIECE_ROWS = 24 << 10
-_SMALLER = "append it in smaller tables, of less than 2 GiB"
+_SMALLER = "append the rows in smaller tables, of less than 2 GiB each"
 
 _begun: WeakSet[pa.RecordBatchReader] = WeakSet()  # partly read streams
 
@@ -107,12 +107,12 @@ def as_table(messages: object) -> pa.Table | pa.RecordBatchReader:
     names = table.schema.names
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise InvalidColumns(f"columns that stand twice: {', '.join(twice)}; drop one of each")
+        raise InvalidColumns(f"columns named twice: {', '.join(twice)}; keep one of each")
     unknown = [name for name in names if name not in _TABLE_COLUMNS]
     if unknown or "body" not in names:
         wrong = f"unknown columns {', '.join(unknown)}" if unknown else "no column 'body'"
-        known = "; ".join(f"{name}: {kind}" for name, kind in _TABLE_COLUMNS.items())
-        raise InvalidColumns(f"{wrong}. A table of messages has {known}")
+        optional = ", ".join(f"{name} ({kind})" for name, kind in _TABLE_COLUMNS.items() if name != "body")
+        raise InvalidColumns(f"{wrong}. Required: body ({_TABLE_COLUMNS['body']}). Optional: {optional}")
     MessageColumns.of(pa.Table.from_batches([], table.schema))
     return table
 
@@ -129,9 +129,11 @@ def _as_table(messages: object) -> pa.Table | pa.RecordBatchReader:
         if hasattr(messages, "__arrow_c_stream__"):
             return pa.RecordBatchReader.from_stream(messages)
     except pa.ArrowException as error:
-        raise InvalidColumns(f"this {type(messages).__name__} has no form as an Arrow table: {error}") from error
+        raise InvalidColumns(
+            f"this {type(messages).__name__} cannot be converted to an Arrow table: {error}"
+        ) from error
     raise InvalidColumns(
-        f"append_table takes a pyarrow Table or RecordBatch, a pandas frame, or another Arrow stream, not "
+        f"append_table takes a pyarrow Table or RecordBatch, a pandas DataFrame, or another Arrow stream, not "
         f"{type(messages).__name__}; pyarrow.Table.from_pylist makes a table of a list of dicts"
     )
 
@@ -151,8 +153,8 @@ def split(
 def _gathered(stream: pa.RecordBatchReader, max_bytes: int, max_rows: int) -> Iterator[pa.Table]:
     if stream in _begun:
         raise InvalidColumns(
-            "this stream of batches was read before, in part or to its end, maybe by an append that raised: what it "
-            "had would be left out; give a new one"
+            "this stream of batches was already read, in part or to its end, perhaps by an append that failed. An "
+            "append would miss the batches that were read. Give a new stream"
         )
     _begun.add(stream)
     batches: list[pa.RecordBatch] = []
@@ -231,7 +233,9 @@ def _keys(column: pa.Array) -> pa.StringArray:
     keys = _cast("keys", column, pa.list_(pa.string()), lambda kind: _is_text(kind.value_type))
     single = _valid("keys", keys.flatten())
     if single.null_count:
-        raise InvalidColumns("column 'keys': an array of keys has a null in it; drop it, in Spark with array_compact")
+        raise InvalidColumns(
+            "column 'keys': a list of keys contains a null. Remove the null, in Spark with array_compact"
+        )
     if (flat(single)[0] == ord(KEY_SEPARATOR)).any():
         for key in single.to_pylist():
             check_key(key)
@@ -249,7 +253,9 @@ def _queue_ids(column: pa.Array) -> Ints:
     named = _cast("queueId", column, pa.int64(), _is_number)
     values: Ints = numbers(pc.fill_null(named, _ANY))
     if np.count_nonzero(values == ANY_QUEUE) > named.null_count:
-        raise InvalidColumns(f"column 'queueId': {ANY_QUEUE} is no queue; null is for any")
+        raise InvalidColumns(
+            f"column 'queueId': {ANY_QUEUE} is not a valid queue. Use null to let the store choose the queue"
+        )
     return values
 
 
@@ -265,7 +271,7 @@ def _integers(name: str, column: pa.Array) -> Ints:
     values: Ints = numbers(pc.fill_null(found, _ZERO) if name in WAITING_COLUMNS else _no_nulls(name, found))
     if name == "bornTimestamp":
         for ms in values[are_out_of_range(values)][:1].tolist():
-            raise InvalidColumns(f"column 'bornTimestamp': {ms} is outside of the years 1 to 9999, as ms since 1970")
+            raise InvalidColumns(f"column 'bornTimestamp': {ms} ms since 1970 is not in the years 1 to 9999")
     return values
 
 

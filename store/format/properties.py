@@ -61,7 +61,9 @@ def join_properties(properties: Mapping[str, str], behind: bytes = b"") -> bytes
     try:
         encoded = text.encode() + behind
     except UnicodeEncodeError as error:
-        raise MessageRefused(PutStatus.MESSAGE_ILLEGAL, f"properties {text!r} have no UTF-8 form: {error}") from error
+        raise MessageRefused(
+            PutStatus.MESSAGE_ILLEGAL, f"properties {text!r} cannot be encoded as UTF-8: {error}"
+        ) from error
     if len(encoded) > MAX_PROPERTIES_BYTES:
         raise properties_too_large(len(encoded))
     return encoded
@@ -78,8 +80,8 @@ def too_many_zeros(what: str) -> MessageRefused:
 def properties_too_large(length: int) -> MessageRefused:
     return MessageRefused(
         PutStatus.PROPERTIES_SIZE_EXCEEDED,
-        f"{length} bytes of properties (tags and keys included), at most {MAX_PROPERTIES_BYTES}; "
-        "put large values into the body",
+        f"the properties, tags and keys included, have {length} bytes, and at most {MAX_PROPERTIES_BYTES} are allowed. "
+        "Put large values into the body",
     )
 
 

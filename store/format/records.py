@@ -191,7 +191,7 @@ def _columns(few: Sequence[EncodedRecord]) -> EncodedRecords:
     if total > _MOST_BYTES:
         raise MessageRefused(
             PutStatus.MESSAGE_ILLEGAL,
-            f"{len(few)} messages of {total} bytes in one call, at most {_MOST_BYTES}; put fewer at a time",
+            f"{len(few)} messages have {total} bytes, and one call takes at most {_MOST_BYTES}. Put fewer at a time",
         )
     destinations = list(dict.fromkeys(record.queue for record in few))
     return EncodedRecords(

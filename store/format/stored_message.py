@@ -106,7 +106,7 @@ def decode_record(record: bytes, where: object, *, check_crc: bool = True) -> St
     ) = values
     # fmt: on
     if size != len(record):
-        raise _wrong(where, f"length {size}, expected {len(record)}")
+        raise _wrong(where, f"its length field says {size} bytes instead of {len(record)}")
     topic_length = _TOPIC_LENGTHS.get(magic)
     if topic_length is None:
         raise _wrong(where, f"magic {magic & 0xFFFFFFFF:#x}")
@@ -119,12 +119,12 @@ def decode_record(record: bytes, where: object, *, check_crc: bool = True) -> St
     if not topic_begin <= topic_end <= begin <= size:
         raise _wrong(where, f"a topic of {topic_end - topic_begin} bytes")
     if begin + _PROPERTIES_LENGTH.unpack_from(record, topic_end)[0] != size:
-        raise _wrong(where, f"properties that do not fill the {size - begin} bytes which are left for them")
+        raise _wrong(where, f"properties that do not fill the {size - begin} bytes left for them")
     body, encoded = record[header.size : body_end], record[begin:]
     if check_crc:
         if encoded.find(PROPERTY_CRC_NAME) >= 0 and _ends_with_crc(encoded):
             if not record.endswith(property_crc(record[:-PROPERTY_CRC_BYTES])):
-                raise _wrong(where, f"its CRC is {record[-PROPERTY_CRC_DIGITS - 1 : -1]!r}, which is another's")
+                raise _wrong(where, f"its bytes do not match its CRC {record[-PROPERTY_CRC_DIGITS - 1 : -1]!r}")
         elif body and (crc := body_crc(body)) != stored_crc:
             raise _wrong(where, f"body CRC {crc:#x}, stored {stored_crc:#x}")
     properties = decode_properties(encoded)
@@ -206,7 +206,11 @@ def _ends_with_crc(properties: bytes) -> bool:
 
 
 def _wrong(where: object, what: str) -> CorruptRecord:
-    return CorruptRecord(f"{where}: {what}; run 'pyspark-mq verify', and restore the segment from a copy")
+    return CorruptRecord(
+        f"{where}: the record is damaged: {what}. Restore the segment from a copy ('pyspark-mq verify' names the "
+        "file), "
+        "or read on from the next message"
+    )
 
 
 def must_match_entry(message: StoredMessage, entry: QueueEntry) -> None:
@@ -219,9 +223,10 @@ def must_match_entry(message: StoredMessage, entry: QueueEntry) -> None:
     is_there = message.physical_offset == entry.physical_offset
     if not (is_there and is_code and is_place_of(entry.place, own, message.properties)):
         raise CorruptRecord(
-            f"{entry}: the log holds another message there: topic {own.topic}, queue {own.queue_id}, offset "
+            f"{entry}: the log has another message there: topic {own.topic}, queue {own.queue_id}, offset "
             f"{own.queue_offset} (commit log offset {message.physical_offset}), tag {tag}, tags code in the "
-            f"queue {entry.tags_code}; run 'pyspark-mq verify', or restore the segment from a copy"
+            f"queue {entry.tags_code}. Run 'pyspark-mq verify': it says whether the queue or the log is damaged, and "
+            "what to do"
         )
 
 

@@ -85,5 +85,5 @@ def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} stands twice in one object")
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} occurs twice in one object")
     return found

@@ -32,7 +32,9 @@ def check_topic_name(topic: str) -> None:
     if not re.fullmatch(TOPIC_CHARACTERS, topic):
         raise InvalidTopic(f"topic {topic!r}: only letters, digits, '%', '|', '_' and '-' are allowed")
     if len(topic) > limit:
-        raise InvalidTopic(f"topic {topic[:20]!r}...: {len(topic)} characters, at most {limit}")
+        raise InvalidTopic(
+            f"topic {topic[:20]!r}...: the name has {len(topic)} characters, and at most {limit} are allowed"
+        )
 
 
 def is_folder_name(topic: str) -> bool:
@@ -45,7 +47,7 @@ def is_folder_name(topic: str) -> bool:
 
 
 def not_a_name(topic: object) -> InvalidTopic:
-    return InvalidTopic(f"topic {topic!r:.40}: a name is a text")
+    return InvalidTopic(f"topic {topic!r:.40}: the name must be a text")
 
 
 def is_internal_topic(topic: str) -> bool:

@@ -258,7 +258,7 @@ class CorruptRecord(CorruptStore):
     """Bytes that are not the record that the ConsumeQueue entry refers to."""
 
 
-_FULL = "nothing of this call is visible. Free some space, then repeat the call"
+_FULL = "nothing of the failed call is visible. Free some space, then repeat the call"
 _OWNER = "get permission from its owner"
 _FILES = "close files that are not needed, or raise the limit (ulimit -n; fs.file-max)"
 _DEVICE = "see the system's log (dmesg), and restore lost files from a copy"
@@ -284,7 +284,7 @@ _REMEDIES = {
     errno.ENOTDIR: "this is a file, not a folder: move it out of the store",
     errno.ENXIO: _NO_FILE,
     errno.ESPIPE: _NO_FILE,
-    errno.ENOENT: "restore it, or correct the path",
+    errno.ENOENT: "restore the file from a copy, or correct the path",
     errno.EISDIR: "this is a folder, not a file: move it out of the store",
 }
 

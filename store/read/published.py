@@ -194,7 +194,8 @@ class PublishedQueues:
                 return False
             raise CorruptRecord(
                 f"commit log offset {at}: its record names topic {message.topic}, queue {message.queue_id}, offset "
-                f"{message.queue_offset}, which is another's; run 'pyspark-mq verify'"
+                f"{message.queue_offset}, but that queue has another record there. Run 'pyspark-mq "
+                "verify': it says whether the queue or the log is damaged, and what to do"
             )
         try:
             head = self.log.segments.read(at, RECORD_HEADER["total_size"].itemsize)

@@ -73,7 +73,7 @@ def test_append_without_space_fails_and_leaves_nothing(device: Path, free_pages:
         old, confirm = bodies(store, "t"), store.confirm_offset
         ballast = fill(device, free_pages)
         big = [Message("t", b"x" * 1000, queue_id=n % 2, keys=(f"k{n}",)) for n in range(44)]
-        with pytest.raises(StoreFull, match=r"no space left .*; nothing of this call is visible\. Free some"):
+        with pytest.raises(StoreFull, match=r"no space left .*; nothing of the failed call is visible\. Free some"):
             store.put_many(big)
         assert store.confirm_offset == confirm
         assert bodies(store, "t") == old

@@ -41,7 +41,9 @@ class TestOnS3(LogTests):
 
 def test_missing_archive_and_bucket_are_named(filled: Filled, bucket: str, options: dict[str, Any]) -> None:
     address = ArchiveAddress(f"s3://{bucket}/mq", json.dumps(options))
-    with pytest.raises(NoArchive, match=f"s3://{bucket}/mq: no archive; archive a store there"):
+    with pytest.raises(
+        NoArchive, match=f"s3://{bucket}/mq: there is no archive here. Correct the URL, or archive a store there"
+    ):
         address.open()
     with pytest.raises(ObjectsUnavailable, match=r"s3://no-such-bucket/mq.*the bucket does not exist"):
         filled.store.archive("s3://no-such-bucket/mq", storage_options=options)

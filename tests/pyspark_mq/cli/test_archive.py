@@ -88,7 +88,7 @@ def test_queue_with_a_hole_is_forgotten_on_request(filled: Filled, tmp_path: Pat
     assert "orders/0: the archive ends at offset 3, but the store begins at 7" in said
     assert "--forget TOPIC" in said
     assert succeed("archive", filled.path, "--forget", "orders").endswith("; forgot 3 messages\n")
-    assert "no topic nothing to forget" in run("archive", filled.path, "--forget", "nothing").stderr
+    assert "topic nothing is not in the archive" in run("archive", filled.path, "--forget", "nothing").stderr
     with ArchiveAddress(str(tmp_path / "archive")).open() as log:
         assert log.bounds([Queue("orders", 0)]) == {Queue("orders", 0): (7, 11)}
 

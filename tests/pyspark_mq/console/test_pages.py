@@ -263,7 +263,7 @@ def test_dead_letter_is_sent_again(visitor: Visitor, shop: Path) -> None:
         until(lambda: store.topics().get("%RETRY%billing") and store.max_offset("%RETRY%billing", 0) == 1)
         (again,) = store.get_message("", "%RETRY%billing", 0, 0, 1).messages
     assert (again.body, again.properties["RETRY_TOPIC"], again.reconsume_times) == (message.body, "orders", 1)
-    assert "is not the dead-letter topic of a group" in visitor.send(
+    assert "is not the dead-letter topic of a group. Those are named %DLQ%GROUP" in visitor.send(
         "/dead/again", 400, topic="orders", queue="0", offset="0"
     )
 

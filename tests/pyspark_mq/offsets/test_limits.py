@@ -190,7 +190,7 @@ def test_limits_stay_within_the_planned_bounds(log: Log) -> None:
         ('{"a": {"0": 1.5}}', "a/0 has 1.5 instead of an offset"),
         ('{"a": {"-1": 1}}', "'a' has '-1' instead of a queue number"),
         ("[" * 100_000, "nested too deep"),
-        ('{"a": {"0": 1, "1": 2, "0": 3}}', "'0' stands twice in one object"),
+        ('{"a": {"0": 1, "1": 2, "0": 3}}', "'0' occurs twice in one object"),
     ],
 )
 def test_wrong_offset_is_located_in_the_error(text: str, message: str) -> None:

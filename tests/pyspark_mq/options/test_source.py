@@ -335,7 +335,7 @@ def test_many_topics_get_no_suggestion() -> None:
         ((None, "(" * 9999 + ")" * 9999, None), "no regular expression"),
         ((None, None, '{"a": [' + "9" * 5000 + "]}"), "assign takes JSON"),
         ((None, None, "[" * 99999), "assign takes JSON"),
-        ((None, None, '{"a": [0], "a": [1]}'), "'a' stands twice in one object"),
+        ((None, None, '{"a": [0], "a": [1]}'), "'a' occurs twice in one object"),
         ((None, None, "a"), "line 1 column 1"),
         ((None, None, "[]"), "at least one topic"),
         ((None, None, '{"a": []}'), "topic 'a' needs a list"),

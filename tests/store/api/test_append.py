@@ -315,10 +315,10 @@ def test_stream_that_was_read_in_part_is_refused(tmp_path: Path) -> None:
         done = table.to_reader()
         assert len(store.append_table("t", done)) == 100_000
         for stream_again in (begun, done):
-            with pytest.raises(InvalidColumns, match="was read before"):
+            with pytest.raises(InvalidColumns, match="was already read"):
                 store.append_table("t", stream_again)
             append_again = store.begin()
             append_again.add("t", stream_again)
-            with pytest.raises(InvalidColumns, match="give a new one"):
+            with pytest.raises(InvalidColumns, match="Give a new stream"):
                 append_again.publish()
         assert store.max_offset("t", 0) == 100_000

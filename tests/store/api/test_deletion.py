@@ -278,7 +278,7 @@ def test_leftovers_of_a_dead_deletion_are_removed(tmp_path: Path) -> None:
 
 def test_unknown_and_system_topics_cannot_be_deleted(tmp_path: Path) -> None:
     path = filled(tmp_path / "mq")
-    with pytest.raises(UnknownTopic, match=r"topic 'no such' does not exist; there are other, t"):
+    with pytest.raises(UnknownTopic, match=r"topic 'no such' does not exist. Existing topics: other, t"):
         delete_topic(path, "no such")
     with pytest.raises(InvalidTopic, match="one of RocketMQ's own"):
         delete_topic(path, "SCHEDULE_TOPIC_XXXX")

@@ -168,7 +168,7 @@ def test_everything_public_is_exported() -> None:
 
 @pytest.mark.parametrize("topic", ["nope", "order", "../config"])
 def test_unknown_topic_is_refused(orders: MessageStore, topic: str) -> None:
-    message = rf"topic '{topic}' does not exist; there are orders"
+    message = rf"topic '{topic}' does not exist. Existing topics: orders"
     for verb in (
         lambda: orders.put(Message(topic, b"")),
         lambda: orders.append_table(topic, pa.table({"body": [b""]})),
@@ -202,7 +202,7 @@ def test_offsets_out_of_range_are_refused(orders: MessageStore) -> None:
         orders.scan("orders", 0, 0, 2)
     with pytest.raises(OffsetLost, match=r"'orders', queue 0: offsets -1 to 0 were deleted. The oldest offset is 0"):
         orders.scan("orders", 0, -1, 1)
-    with pytest.raises(InvalidColumns, match="unknown columns value; there are topic, queueId"):
+    with pytest.raises(InvalidColumns, match=r"unknown columns value\. The columns are topic, queueId"):
         orders.scan("orders", 0, 0, 1, columns=("body", "value"))
 
 

@@ -131,7 +131,11 @@ def test_large_append_needs_several_writes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "body", "message"),
     [
-        (StoreConfig(maxMessageSize=8, mappedFileSizeCommitLog=1 << 20), b"too large", "a body of 9 bytes, at most 8"),
+        (
+            StoreConfig(maxMessageSize=8, mappedFileSizeCommitLog=1 << 20),
+            b"too large",
+            "the body has 9 bytes, and at most 8",
+        ),
         (StoreConfig(mappedFileSizeCommitLog=1 << 20), bytes(1 << 20), "and a commit log segment has"),
     ],
 )
@@ -318,7 +322,7 @@ def test_lost_last_segment_is_not_replaced(path: Path, count: int, flush: str) -
         messages = [Message("t", f"{n}".encode(), queue_id=0) for n in range(count)]
         last.unlink()
         for _ in range(2):
-            with pytest.raises(CorruptSegment, match=f"{last}: this file is missing, and its first"):
+            with pytest.raises(CorruptSegment, match=f"{last}: this segment is missing; its first"):
                 store.put_many(messages)
             assert not last.exists()
         last.write_bytes(copy)

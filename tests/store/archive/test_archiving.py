@@ -215,7 +215,7 @@ def test_other_store_with_other_topics_is_refused(filled: Filled, tmp_path: Path
     with other.store:
         for topic in topics:
             other.put(topic, 0, 3)
-        with pytest.raises(ArchiveOfAnother, match=r"so nothing was archived: it has other topics \(orders\)"):
+        with pytest.raises(ArchiveOfAnother, match=r"so nothing was archived: the archive has other topics \(orders\)"):
             other.store.archive(str(tmp_path / "archive"), reserved_hours=0)
     assert contents(tmp_path / "archive") == before
     assert remembered(tmp_path / "other" / "mq") == ArchiveSettings()
@@ -231,7 +231,9 @@ def test_two_stores_cannot_share_an_archive_that_was_empty(tmp_path: Path) -> No
         other.store.archive(url)
         before = contents(tmp_path / "archive")
         for _ in range(2):
-            with pytest.raises(ArchiveOfAnother, match=r"nothing was archived: it has other topics .*brokerName$"):
+            with pytest.raises(
+                ArchiveOfAnother, match=r"nothing was archived: the archive has other topics .*brokerName$"
+            ):
                 one.store.archive(reserved_hours=0)
             one.put("one", 0, 3)
     assert contents(tmp_path / "archive") == before

@@ -66,7 +66,7 @@ def test_damaged_byte_of_the_metadata_hides_nothing(filled: Filled, tmp_path: Pa
     assert refused > len(whole) - 40
     metadata.write_bytes(whole.replace(b'"mq/orders/0"', b'"mq/orders/8"'))
     for verb in (filled.store.archive, filled.store.clean):
-        with pytest.raises(CorruptStore, match=r"Metadata.json: damaged, because its checksum is wrong"):
+        with pytest.raises(CorruptStore, match=r"Metadata.json: the metadata is damaged: its checksum is wrong"):
             verb()
 
 

@@ -111,7 +111,9 @@ def test_two_stores_archive_concurrently_under_one_name(store: MessageStore, url
             if not done:
                 other.archive(url)
 
-        with pytest.raises(ObjectsUnavailable, match="another store archives here under the same name"):
+        with pytest.raises(
+            ObjectsUnavailable, match=r"another process changed the metadata\. If another store archives here"
+        ):
             store.archive(url, progress=progress)
 
 

@@ -269,7 +269,7 @@ def test_index_with_a_lost_sector_hides_no_key(it: ArchivedStore, tmp_path: Path
     place, size = (items + 512, 512) if what == "items" else (ARCHIVE_INDEX_HEADER.itemsize + 8, items - 512)
     file.write_bytes(whole[:place] + bytes(size) + whole[place + size :])
     keys = [f"k{each}" for each in range(30)]
-    with it.address.open() as log, pytest.raises(CorruptSegment, match=r"INDEX: keys in another slot than theirs"):
+    with it.address.open() as log, pytest.raises(CorruptSegment, match=r"INDEX: some keys are in a wrong slot"):
         holds(log, it.store, keys)
     fill(it.store, 50, 1)
     if what == "items":

@@ -124,7 +124,7 @@ def test_running_append_fails_if_the_new_topic_lacks_its_queue(
     append.add_messages([Message("t", b"new", queue_id=1)])
     delete_topic(path, "t")
     other.create_topic("t", 1)
-    with pytest.raises(UnknownTopic, match=r"queue 1 of topic 't' was deleted\. Nothing was appended to it"):
+    with pytest.raises(UnknownTopic, match=r"queue 1 of topic 't' was deleted\. Nothing was appended\. Create"):
         append.publish()
     assert (other.topics()["t"], store.offsets("t", 0)) == (1, (0, 0))
 

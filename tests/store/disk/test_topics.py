@@ -34,8 +34,8 @@ def test_rocketmqs_names_are_accepted(name: str) -> None:
         ("é", "only letters"),
         ("a\n", "only letters"),
         ("$start", "only letters"),
-        ("t" * 128, "128 characters, at most 127"),
-        ("%RETRY%" + "g" * 249, "256 characters, at most 255"),
+        ("t" * 128, "the name has 128 characters, and at most 127"),
+        ("%RETRY%" + "g" * 249, "the name has 256 characters, and at most 255"),
     ],
 )
 def test_wrong_names_are_refused(name: str, message: str, tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_topics_are_created_grow_and_never_shrink(tmp_path: Path) -> None:
     assert other.create("t", 6) == 6
     assert topics.queue_counts() == {"t": 6}
     for fewer in (5, 0, -1):
-        with pytest.raises(InvalidTopic, match=f"topic 't' has 6 queues, and {fewer} are asked for. .* only be added"):
+        with pytest.raises(InvalidTopic, match=f"topic 't' has 6 queues, so {fewer} is too few. .* only be added"):
             topics.create("t", fewer)
     with pytest.raises(InvalidTopic):
         topics.create("new", 0)
@@ -168,7 +168,7 @@ def test_wrong_number_of_queues_in_the_file_is_an_error(tmp_path: Path, count: o
 
 def test_queue_ids_are_checked(tmp_path: Path) -> None:
     topics = Topics(tmp_path)
-    with pytest.raises(UnknownTopic, match=r"topic 't' does not exist; there are none"):
+    with pytest.raises(UnknownTopic, match=r"topic 't' does not exist. Existing topics: none"):
         topics.check_queue("t", 0)
     topics.create("t", 2)
     topics.create("u", 1)
@@ -178,7 +178,7 @@ def test_queue_ids_are_checked(tmp_path: Path) -> None:
             topics.check_queue("t", queue_id)
     with pytest.raises(InvalidArgument, match="queue_id="):
         topics.check_queue("t", "0")  # type: ignore[arg-type]
-    with pytest.raises(UnknownTopic, match="there are t, u"):
+    with pytest.raises(UnknownTopic, match="Existing topics: t, u"):
         topics.known("v")
 
 
@@ -190,7 +190,7 @@ def test_deleted_topic_keeps_its_ends(tmp_path: Path) -> None:
     topics.must_not_be_deleted("t")
     other.delete("t", Tombstone(100, (7, 0)))
     assert [topics.begin("t", queue_id) for queue_id in range(3)] == [7, 0, 0]
-    with pytest.raises(UnknownTopic, match=r"topic 't' was deleted\. Nothing was appended to it"):
+    with pytest.raises(UnknownTopic, match=r"topic 't' was deleted\. Nothing was appended\. Create"):
         topics.must_not_be_deleted("t")
     other.create("t", 2)
     assert topics.begin("t", 0) == 7

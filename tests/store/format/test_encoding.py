@@ -48,7 +48,10 @@ def first_message(**columns: pa.Array) -> Any:
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        (pa.table({"bodies": ["x"]}), "unknown columns bodies. A table of messages has body: binary"),
+        (
+            pa.table({"bodies": ["x"]}),
+            "unknown columns bodies. Required: body .binary or string, no nulls.. Optional: tags .string.",
+        ),
         (pa.table({"tags": ["x"]}), "no column 'body'"),
         (pa.table({"body": [1]}), "column 'body' is int64, expected binary or string"),
         (pa.table({"body": [b"x", None]}), "column 'body' has 1 nulls in this table; fill or drop them first"),
@@ -61,16 +64,25 @@ def first_message(**columns: pa.Array) -> Any:
         ),
         (pa.table({"body": ["x"], "tags": [5]}), "column 'tags' is int64, expected string"),
         (pa.table({"body": ["x"], "shardingKey": [True]}), "column 'shardingKey' is bool, expected string"),
-        (pa.table({"body": ["x"], "keys": [["a", None]]}), "an array of keys has a null in it; drop it"),
+        (pa.table({"body": ["x"], "keys": [["a", None]]}), "a list of keys contains a null. Remove the null"),
         (pa.table({"body": ["x"], "queueId": ["1"]}), "column 'queueId' is string, expected integer"),
         (pa.table({"body": ["x"], "queueId": [0.5]}), "column 'queueId' is double, expected integer: .*truncated"),
         (pa.table({"body": ["x"], "queueId": [True]}), "column 'queueId' is bool, expected integer"),
-        (pa.table({"body": ["x", "y"], "queueId": [None, -(1 << 63)]}), "-9223372036854775808 is no queue"),
-        (pa.table({"body": ["x"], "bornTimestamp": [LAST_MS + 1]}), "253402300800000 is outside of the years 1 to"),
-        (pa.table({"body": ["x"], "bornTimestamp": [FIRST_MS - 1]}), "-62135596800001 is outside of the years 1 to"),
+        (
+            pa.table({"body": ["x", "y"], "queueId": [None, -(1 << 63)]}),
+            "-9223372036854775808 is not a valid queue. Use null",
+        ),
+        (
+            pa.table({"body": ["x"], "bornTimestamp": [LAST_MS + 1]}),
+            "253402300800000 ms since 1970 is not in the years 1 to",
+        ),
+        (
+            pa.table({"body": ["x"], "bornTimestamp": [FIRST_MS - 1]}),
+            "-62135596800001 ms since 1970 is not in the years 1 to",
+        ),
         (
             pa.table({"body": ["x"], "bornTimestamp": pa.array([1 << 40], pa.timestamp("s"))}),
-            "1099511627776000 is outside of the years 1 to 9999",
+            "1099511627776000 ms since 1970 is not in the years 1 to 9999",
         ),
         (pa.table({"body": ["x"], "flag": pa.array([0], pa.timestamp("ms"))}), "column 'flag' is timestamp"),
         (pa.table({"body": ["x"], "bornTimestamp": pa.array([1], pa.date32())}), "column 'bornTimestamp' is date32"),
@@ -84,7 +96,7 @@ def first_message(**columns: pa.Array) -> Any:
         (pa.table({"body": ["x"], "shardingKey": NO_TEXT}), "column 'shardingKey': .*UTF8"),
         (pa.table({"body": ["x"], "properties": map_of(NO_TEXT)}), "column 'properties': .*UTF8"),
         (pa.table({"body": ["x"], "properties": map_of(pa.array([5]))}), "column 'properties' is map<string, int64>"),
-        (pa.table([["x"], ["a"], ["b"]], ["body", "tags", "tags"]), "columns that stand twice: tags"),
+        (pa.table([["x"], ["a"], ["b"]], ["body", "tags", "tags"]), "columns named twice: tags; keep one"),
     ],
 )
 def test_wrong_columns_are_refused(table: pa.Table, message: str) -> None:
@@ -95,15 +107,19 @@ def test_wrong_columns_are_refused(table: pa.Table, message: str) -> None:
 @pytest.mark.parametrize(
     ("columns", "status", "message"),
     [
-        ({"body": ["x" * 1001]}, PutStatus.MESSAGE_ILLEGAL, "a body of 1001 bytes, at most 1000"),
-        ({"body": ["x"], "tags": ["t" * 32767]}, PutStatus.PROPERTIES_SIZE_EXCEEDED, "32773 bytes of properties"),
+        ({"body": ["x" * 1001]}, PutStatus.MESSAGE_ILLEGAL, "the body has 1001 bytes, and at most 1000 are allowed"),
+        ({"body": ["x"], "tags": ["t" * 32767]}, PutStatus.PROPERTIES_SIZE_EXCEEDED, "have 32773 bytes"),
         ({"body": ["x"], "tags": ["a\x01b"]}, PutStatus.MESSAGE_ILLEGAL, "TAGS: no name or value may contain"),
         ({"body": ["x"], "keys": [["a\x02"]]}, PutStatus.MESSAGE_ILLEGAL, "KEYS: no name or value may contain"),
         ({"body": ["x"], "tags": ["a || b"]}, PutStatus.MESSAGE_ILLEGAL, r"tag 'a \|\| b': a message has one tag"),
         ({"body": ["x", "y"], "tags": [None, "a "]}, PutStatus.MESSAGE_ILLEGAL, "tag 'a ': a message has one tag"),
         ({"body": ["x"], "tags": ["\x7f"]}, PutStatus.MESSAGE_ILLEGAL, "control characters"),
         ({"body": ["x"], "tags": ["\x9f"]}, PutStatus.MESSAGE_ILLEGAL, "control characters"),
-        ({"body": ["x"], "keys": [["a", "b c"]]}, PutStatus.MESSAGE_ILLEGAL, "key 'b c': no blanks in a key"),
+        (
+            {"body": ["x"], "keys": [["a", "b c"]]},
+            PutStatus.MESSAGE_ILLEGAL,
+            "key 'b c': a key must not contain blanks",
+        ),
         ({"body": ["x"], "flag": [1 << 31]}, PutStatus.MESSAGE_ILLEGAL, "flag 2147483648: must fit a signed 32-bit"),
     ],
 )
@@ -185,7 +201,7 @@ def test_wrong_table_types_are_refused(rows: Any) -> None:
 
 
 def test_frame_that_arrow_cannot_convert_is_refused() -> None:
-    with pytest.raises(InvalidColumns, match="this DataFrame has no form as an Arrow table"):
+    with pytest.raises(InvalidColumns, match="this DataFrame cannot be converted to an Arrow table"):
         as_table(pandas.DataFrame({"body": ["a", 5]}))
 
 
@@ -241,7 +257,7 @@ def test_slice_is_encoded_like_its_rows(nothing: str | None) -> None:
 
 def test_too_large_column_is_refused() -> None:
     table = pa.table({"body": pa.chunked_array([pa.array([bytes(4 << 20)])] * 600)})
-    with pytest.raises(InvalidColumns, match=r"column 'body': .*; append it in smaller tables"):
+    with pytest.raises(InvalidColumns, match=r"column 'body': .*; append the rows in smaller tables"):
         MessageColumns.of(table)
 
 

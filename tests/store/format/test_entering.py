@@ -201,7 +201,7 @@ def test_system_topics_are_refused(tmp_path: Path, topic: str) -> None:
             lambda: store.put(Message(topic, b"")),
             lambda: store.append_table(topic, table(Message(topic, b""))),
         ):
-            with pytest.raises(MessageRefused, match=f"topic {topic}: a broker's own"):
+            with pytest.raises(MessageRefused, match=f"topic {topic} belongs to RocketMQ"):
                 put()
 
 

@@ -57,7 +57,7 @@ def test_lone_surrogate_is_refused() -> None:
 
 def test_property_size_limit_is_exact() -> None:
     assert len(encode_properties({"a": "v" * 32764})) == 32767
-    with pytest.raises(MessageRefused, match=r"32768 bytes of properties .* at most 32767") as refused:
+    with pytest.raises(MessageRefused, match=r"have 32768 bytes, and at most 32767 are allowed") as refused:
         encode_properties({"a": "v" * 32765})
     assert refused.value.status is PutStatus.PROPERTIES_SIZE_EXCEEDED
 

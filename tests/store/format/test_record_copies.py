@@ -121,7 +121,7 @@ def test_records_with_ipv6_hosts_and_checksums_are_copied() -> None:
 def test_too_large_properties_are_refused() -> None:
     content, _, _ = in_a_log([Message("t", b"1", properties={"p": "x" * 32_000})], 0)
     places = CopyDestinations("t", np.array([0]), {"more": texts(["y" * 1000])})
-    with pytest.raises(MessageRefused, match="33009 bytes of properties"):
+    with pytest.raises(MessageRefused, match="have 33009 bytes"):
         next(copies_of(content).records(places, ENCODING))
 
 

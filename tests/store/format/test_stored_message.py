@@ -63,7 +63,10 @@ def test_arbitrary_bytes_are_no_record(data: bytes) -> None:
 
 def test_wrong_crc_is_named_and_may_be_ignored() -> None:
     changed = V1.replace(b"hello", b"hullo")
-    with pytest.raises(CorruptRecord, match=r"here: body CRC 0x[0-9a-f]+, stored 0x551f0a28; run 'pyspark-mq verify'"):
+    with pytest.raises(
+        CorruptRecord,
+        match=r"here: the record is damaged: body CRC 0x[0-9a-f]+, stored 0x551f0a28. Restore the segment",
+    ):
         decode_record(changed, "here")
     assert decode_record(changed, "here", check_crc=False).body == b"hullo-0-"
 
@@ -106,7 +109,7 @@ def test_entry_must_match_its_message() -> None:
         (with_place, light._replace(physical_offset=1)),
     ]:
         where = rf"topic {entry.topic}, queue {entry.queue_id}, offset {entry.queue_offset} \(commit log offset"
-        with pytest.raises(CorruptRecord, match=rf"{where} {entry.physical_offset}\): the log holds another message"):
+        with pytest.raises(CorruptRecord, match=rf"{where} {entry.physical_offset}\): the log has another message"):
             must_match_entry(found, entry)
 
 

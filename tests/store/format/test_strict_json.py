@@ -64,7 +64,7 @@ def test_fastjson_writes_integer_keys_without_quotes(text: str, value: Any) -> N
 
 def test_repeated_name_is_refused_in_a_users_file() -> None:
     assert decode('{"a":1,"a":2}') == {"a": 2}
-    with pytest.raises(ValueError, match="'a' stands twice in one object"):
+    with pytest.raises(ValueError, match="'a' occurs twice in one object"):
         decode_unique('{"a":1,"a":2}')
 
 

@@ -83,13 +83,18 @@ def placeholder(part: ast.expr) -> str:
     return "{" + (names[-1] if names else "value") + "}"
 
 
+def in_full(message: str, texts: Mapping[str, str]) -> str:
+    return re.sub(r"\{(\w+)\}", lambda found: texts.get(found[1], found[0]), message)
+
+
 def page() -> str:
     modules = trees()
-    docs, texts = error_classes(modules), constants(modules)
+    docs, public = error_classes(modules), constants(modules)
     by_class: dict[str, set[str]] = defaultdict(set)
-    for tree in modules.values():
+    for path, tree in modules.items():
+        own = {name.lstrip("_"): text for name, text in constants({path: tree}).items()}
         for name, message in messages(tree, docs.keys() | CLICK):
-            whole = re.sub(r"\{(\w+)\}", lambda found: texts.get(found[1], found[0]), message)
+            whole = in_full(message, public | own)
             by_class["UsageError" if name in CLICK else name].add(" ".join(whole.split()))
     parts = [HEAD]
     for name in (*docs, "UsageError"):

@@ -232,7 +232,7 @@ def test_pipes_and_devices_do_not_block(path: Path, kind: str) -> None:
 def test_moved_directory_is_a_store_error(path: Path) -> None:
     with MessageStore.open(path, read_only=True) as store:
         path.rename(path.with_name("away"))
-        with pytest.raises(StoreError, match="No such file or directory; restore it"):
+        with pytest.raises(StoreError, match="No such file or directory; restore the file from a copy"):
             store.clean(dry_run=True)
 
 
@@ -251,7 +251,7 @@ def test_too_long_name_is_an_error(tmp_path: Path) -> None:
         (errno.ENOLCK, StoreUnavailable, "a file system with locks"),
         (errno.ENOSPC, StoreFull, "no space left on the device"),
         (errno.EDQUOT, StoreFull, "no space left on the device"),
-        (errno.ENOENT, FileMissing, "restore it"),
+        (errno.ENOENT, FileMissing, "restore the file from a copy"),
         (errno.EBADF, OSError, "Bad file descriptor"),
     ],
 )

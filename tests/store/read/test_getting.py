@@ -140,7 +140,7 @@ def change_entry(store: MessageStore, index: int, field: str, value: int) -> Non
 def test_entry_of_another_message_is_an_error(store: MessageStore, other: int) -> None:
     entries = np.frombuffer((store.path / "consumequeue/t/0" / segment_name(0)).read_bytes(), CQ_ENTRY)
     change_entry(store, 1, "physical_offset", int(entries["physical_offset"][other]))
-    message = r"topic t, queue 0, offset 1 \(commit log offset \d+\): the log holds another message there"
+    message = r"topic t, queue 0, offset 1 \(commit log offset \d+\): the log has another message there"
     with pytest.raises(CorruptRecord, match=message):
         store.get_message("g", "t", 0, 1)
     with pytest.raises(CorruptRecord, match=message):
@@ -166,7 +166,7 @@ def test_changed_body_is_an_error(store: MessageStore) -> None:
     file.write_bytes(content)
     with pytest.raises(CorruptRecord, match=r"topic t, queue 0, offset 5 .*: body CRC 0x"):
         store.get_message("g", "t", 0, 5)
-    with pytest.raises(CorruptRecord, match=r"topic t, queue 0, offset 5 .*: its body does not match its CRC; restore"):
+    with pytest.raises(CorruptRecord, match=r"topic t, queue 0, offset 5 .*: its body does not match its CRC. Restore"):
         list(store.scan("t", 0, 0, 10))
     assert sum(batch.num_rows for batch in store.scan("t", 0, 0, 10, check_crc=False)) == 10
 

@@ -137,7 +137,7 @@ def test_first_message_creates_its_topic(broker: Broker, store: MessageStore) ->
     [
         ({"queue_id": 2}, ResponseCode.INVALID_PARAMETER, "queues 0 to 1"),
         ({"topic": "a topic"}, ResponseCode.INVALID_PARAMETER, "a topic"),
-        ({"topic": "SCHEDULE_TOPIC_XXXX"}, ResponseCode.MESSAGE_ILLEGAL, "a broker's own"),
+        ({"topic": "SCHEDULE_TOPIC_XXXX"}, ResponseCode.MESSAGE_ILLEGAL, "belongs to RocketMQ"),
         ({"topic": "rmq_sys_PRODUCERS"}, ResponseCode.MESSAGE_ILLEGAL, "written by the store"),
         ({"topic": "rmq_sys_SPARK_COMMITS"}, ResponseCode.MESSAGE_ILLEGAL, "written by the store"),
         ({"properties": "TAGS\1a|b\2"}, ResponseCode.MESSAGE_ILLEGAL, "tag"),
