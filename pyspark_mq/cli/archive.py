@@ -68,7 +68,7 @@ def archive(
     if forget:
         must_confirm(f"Delete messages of {', '.join(forget)} from the archive?", yes)
     chosen, before = () if all_topics else topics or None, remembered(StoreDirectory.at(store).root)
-    with interruptible(lambda: "what was archived counts; the next 'archive' goes on"):
+    with interruptible(lambda: "the messages archived so far stay archived; the next 'archive' continues"):
         try:
             _archive(store, url, older_than, chosen, reserved_hours, forget)
         except QueuesPassedOver as error:

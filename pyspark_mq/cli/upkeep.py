@@ -35,7 +35,7 @@ def clean(store: str, dry_run: bool, reserved_hours: int | None, force: bool) ->
     All topics of a store share segments, so a topic with another retention needs a store of its own.
     """
     with (
-        interruptible(lambda: "segments that went are gone, the rest stays; the next 'clean' goes on"),
+        interruptible(lambda: "deleted segments stay deleted; the next 'clean' continues"),
         MessageStore.open(store, create=False, read_only=dry_run) as opened,
     ):
         config = opened.config if reserved_hours is None else replace(opened.config, fileReservedTime=reserved_hours)
@@ -73,7 +73,7 @@ def verify(store: str, do_repair: bool, config: str | None) -> None:
     The exit code is 1 if the store is damaged. Other processes may use STORE during a check, but not during a repair. A
     repair does what the next recovery would do, and checks again.
     """
-    with interruptible(lambda: "not checked to the end; a repair that was begun ends with the next opening"):
+    with interruptible(lambda: "the check did not finish; if a repair had begun, the next opening completes it"):
         _verify(store, config, do_repair=do_repair)
 
 

@@ -207,7 +207,9 @@ class _Checker(threading.Thread):
                         next_check = time.monotonic() + self._interval
             except (FlushFailed, StoreNotOpen, CorruptStore):
                 if not self.stopping.is_set():
-                    _logger.exception("%s: this process checks open transactions no longer", self._what)
+                    _logger.exception(
+                        "%s: this process checks open transactions no longer. Open a new producer", self._what
+                    )
                 break
             except (StoreError, OSError) as error:
                 if told != (told := repr(error)):  # log an error once

@@ -119,7 +119,7 @@ class ClusterBounds:
         if name not in self.missing:
             self.missing[name] = MissingBroker(name, time.time(), why)
             _logger.warning(
-                "%s: %s. The other brokers are read; its messages are read when it is back",
+                "%s: %s. The other brokers are read. The messages of this broker are read when it is back",
                 self._brokers.address,
                 self.missing[name],
             )

@@ -198,7 +198,7 @@ class _Peer:
             return
         why = f": {error}" if error is not None else ""
         if not self._has_answered and self._tls is None:
-            why += "; does it want TLS? (option useTls)"
+            why += ". If the server needs TLS, set useTls"
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_exception(
@@ -236,9 +236,11 @@ class Pipe:
             try:
                 data = self._socket.recv(_RECEIVE_BYTES)
             except OSError as error:
-                raise self._unreachable(error, "no answer came; is it busy?") from error
+                raise self._unreachable(error, "no answer came. Check that the server is not overloaded") from error
             if not data:
-                raise Unreachable(f"{self._address}: the connection was lost before the answer came")
+                raise Unreachable(
+                    f"{self._address}: the connection was lost before the answer came. See the server's log"
+                )
             if frames := self._frames.feed(data):
                 return [command for frame in frames if (command := decode(frame)).is_response]
 

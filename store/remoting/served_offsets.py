@@ -126,7 +126,8 @@ class ServedOffsets:
         dropped = self._over_limit({group for group, _ in news} - {group for group, _ in written})
         if dropped:
             _logger.warning(
-                "offsets of %d groups are not kept: %d groups without settings have some; create a group to use it",
+                "offsets of %d groups are not kept, because already %d groups have offsets and no settings. To keep "
+                "the offsets of a group, create the group",
                 *(len(dropped), _MAX_MADE_UP),
             )
             news = {key: offset for key, offset in news.items() if key[0] not in dropped}

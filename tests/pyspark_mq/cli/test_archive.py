@@ -52,7 +52,7 @@ def test_watch_survives_a_missing_archive(filled: Filled, tmp_path: Path, monkey
     assert done.stdout.splitlines()[0].startswith("archived 8 messages")
     assert done.stdout.splitlines()[1].startswith("archived 2 messages")
     assert "Trying again in 60 seconds" in done.stderr
-    assert "the next 'archive' goes on" in done.stderr
+    assert "the next 'archive' continues" in done.stderr
 
 
 def test_watch_waits_for_another_archiver(filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,4 +115,4 @@ def test_server_that_requires_tls_is_an_error(serving: Serving) -> None:
     error = error_of(address(serving, None))
     assert isinstance(error, Unreachable)
     assert f"{serving.address}: the connection was lost before the answer came" in str(error)
-    assert "does it want TLS? (option useTls)" in str(error)
+    assert "If the server needs TLS, set useTls" in str(error)
