@@ -114,8 +114,8 @@ class SentSequences:
             raise OffsetLost(
                 f"{self._folder}: producer {self._name!r} was not closed, or its file reached.json is newer than the "
                 "log. Its last messages may have been deleted, so its last sequence in each topic is unknown. Find "
-                'the last messages that it sent, write their sequences into "sequences" of reached.json, set "open" '
-                "to false there, and open the producer again"
+                "the last sequence that was sent to each topic. Write these into reached.json, such as "
+                '"sequences": {"orders": 1041}, and set "open" to false there. Then open the producer again'
             )
         # Ignore topics that were deleted after the append.
         is_there, columns = TopicTable(self._store.path).is_there, ("keys", "body", "physicalOffset")

@@ -270,7 +270,10 @@ class ClusterAppend:
         """
         parts, self._parts = self._open_parts(), None
         if unless is not None:
-            raise UnsupportedStore(f"{self._brokers.address}: conditional appends do not work on a cluster")
+            raise UnsupportedStore(
+                f"{self._brokers.address}: conditional appends do not work on a cluster, because other "
+                "producers may send concurrently. Publish without unless"
+            )
         results, ends = [], dict[Queue, int]()
         for topic, table in parts:
             for piece in split(table):

@@ -101,7 +101,10 @@ class DirectoryGroup:
         self.must_exist()
         with self._files.locked():
             if members := self._files.roster.present():
-                raise GroupConflict(f"{self.path}: group {self.name} has members: {members[0].id}. Stop them first")
+                raise GroupConflict(
+                    f"{self.path}: group {self.name} has members: {', '.join(each.id for each in members)}. "
+                    "Stop them first"
+                )
             for offsets in (self._files.offsets, *ConsumerOffsets.of_instances(self.path, self.name)):
                 offsets.delete(self.name, with_offsets=with_offsets)
 

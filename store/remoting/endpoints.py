@@ -50,7 +50,9 @@ def not_connected(address: str, error: OSError, hint: str, *, tls: bool) -> Remo
         )
     if tls and isinstance(error, ssl.SSLError | ConnectionResetError):
         said = f" ({error.reason})" if isinstance(error, ssl.SSLError) and error.reason else ""
-        return Unreachable(f"{address}: it does not answer by TLS{said}. If the server has no TLS, remove useTls")
+        return Unreachable(
+            f"{address}: this server does not answer by TLS{said}. If the server has no TLS, remove useTls"
+        )
     why = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error.strerror or error
     return Unreachable(f"{address}: {why}; {hint}")  # asyncio's own text is different
 

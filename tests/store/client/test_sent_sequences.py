@@ -160,7 +160,7 @@ def test_only_one_producer_may_use_a_name(store: MessageStore) -> None:
 
 def test_wrong_names_are_refused(store: MessageStore) -> None:
     for name in ("", "../up", "a b"):
-        with pytest.raises(InvalidGroup, match="a producer's name must be a valid name of a group"):
+        with pytest.raises(InvalidGroup, match="a producer's name must be valid as a group's name"):
             Producer(store.path, name)
 
 

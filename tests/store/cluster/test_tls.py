@@ -106,8 +106,10 @@ def test_server_without_tls_is_an_error(store: MessageStore, own: Certificate) -
     with serve(store, "127.0.0.1:0") as plain:
         error = error_of(address(plain, tls))
         assert isinstance(error, Unreachable)
-        assert f"{plain.address}: it does not answer by TLS. If the server has no TLS, remove useTls" in str(error)
-        with pytest.raises(Unreachable, match=f"{plain.address}: it does not answer by TLS"):
+        assert f"{plain.address}: this server does not answer by TLS. If the server has no TLS, remove useTls" in str(
+            error
+        )
+        with pytest.raises(Unreachable, match=f"{plain.address}: this server does not answer by TLS"):
             Pipe(plain.address, 60, tls.context())
 
 
