@@ -188,8 +188,8 @@ class StoreLock(Opened):
         found = " and by ".join(map(str, holders(self._path, self._byte)))
         return StoreBusy(
             f"{self._path.parent}: the store's lock was not acquired within {timeout:g} s (lockTimeoutMillis). Byte "
-            f"{self._byte} of the file {self._path.name} is held by {found or _NOBODY_SEEN}. Nothing of this call "
-            "is visible. Wait until that process is done, or stop it. Then repeat the call"
+            f"{self._byte} of the file {self._path.name} is held by {found or _NOBODY_SEEN}. Nothing of the "
+            "call that waited is visible. Wait until that process is done, or stop it. Then repeat the call"
         )
 
     def join(self) -> bool:
@@ -321,5 +321,5 @@ def alone(root: Path, what: str) -> Iterator[None]:
         if not lock.join():
             others = [found for found in holders(root / LOCK_FILE, _OWNER_BYTE) if found.pid != os.getpid()]
             who = " and ".join(map(str, others)) or "this process, or " + _NOBODY_SEEN
-            raise StoreLocked(f"{root}: other processes write here: {who}. Close the store in them before {what}")
+            raise StoreLocked(f"{root}: the store is open for writing in {who}. Close the store there before {what}")
         yield

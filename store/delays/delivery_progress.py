@@ -72,7 +72,9 @@ class DeliveryProgress(NamedTuple):
         if own is None:
             return DeliveryProgress(levels, _brokers(root / TIMER_CHECK_FILE), None)
         if not isinstance(own, dict):
-            raise CorruptStore(f"{path}: {_DELIVERED} is no object; correct the file, or restore it from a copy")
+            raise CorruptStore(
+                f"{path}: {_DELIVERED} is not a JSON object. Correct the file, or restore it from a copy"
+            )
         until, timers, to = (number(path, f"{_DELIVERED}[{key!r}]", own.get(key), LONG_MAX) for key in _KEYS)
         return DeliveryProgress(levels, DeliveredTimers(until, timers), to)
 
@@ -94,7 +96,9 @@ def _brokers(path: Path) -> DeliveredTimers:
     except FileNotFoundError:
         return DeliveredTimers(0, 0)
     if len(data) < TIMER_CHECK.itemsize:
-        raise CorruptStore(f"{path}: {len(data)} bytes, expected {TIMER_CHECK_FILE_BYTES}; restore it from a copy")
+        raise CorruptStore(
+            f"{path}: {len(data)} bytes, expected {TIMER_CHECK_FILE_BYTES}. Restore the file from a copy"
+        )
     check = np.frombuffer(data, TIMER_CHECK, 1)[0]
     return DeliveredTimers(max(0, int(check["read_time"])), max(0, int(check["queue_offset"])))
 

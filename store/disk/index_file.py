@@ -104,8 +104,8 @@ class IndexTable:
             length = path.stat().st_size
         if length != size:
             raise ConfigError(
-                f"{path}: {length} bytes, but maxHashSlotNum={slots} and maxIndexNum={entries} make {size}. Set both "
-                "as in the settings of the broker that wrote the file, or delete the folder of the index"
+                f"{path}: {length} bytes instead of {size} (by maxHashSlotNum={slots}, maxIndexNum={entries}). Set "
+                "both as in the settings of the broker that wrote the file, or delete the folder of the index"
             )
         self.file = SegmentFile(path, size, writable=writable)
 

@@ -223,7 +223,7 @@ def resume_after_lost(log: CommitLog, queue: ConsumeQueue, offset: int, lost: Of
     """
     first = first_remaining(log, queue, offset)
     if first == offset:
-        raise CorruptSegment(f"{queue}: a file is lost: {lost}. Or: {MAKE_ANEW}") from lost
+        raise CorruptSegment(f"{queue}: a file of the queue is lost: {lost}. Without a copy: {MAKE_ANEW}") from lost
     return first
 
 

@@ -115,7 +115,7 @@ def tombstones_in(path: Path, content: dict[str, Any]) -> dict[str, Tombstone]:
     """Return the tombstones in the content of the file. Raises `CorruptStore` if they are damaged."""
     found = content.get(_DELETED) or {}
     if not isinstance(found, dict):
-        raise CorruptStore(f"{path}: {_DELETED} is no object. Correct the file, or restore it from a copy")
+        raise CorruptStore(f"{path}: {_DELETED} is not a JSON object. Correct the file, or restore it from a copy")
     for name in found:
         if not is_folder_name(name):  # a deletion that runs again removes this folder
             raise _no_name(path, name, _DELETED)
@@ -141,7 +141,7 @@ def write_tombstones(path: Path, content: dict[str, Any], tombstones: dict[str, 
 def _tombstone(path: Path, name: str, said: object) -> Tombstone:
     at, ends = (said.get(_LOG_OFFSET), said.get(_QUEUE_ENDS)) if isinstance(said, dict) else (said, [])
     if not isinstance(ends, list) or len(ends) > MAX_QUEUES:
-        raise CorruptStore(f"{path}: {_QUEUE_ENDS} in {name} is no list. Restore the file from a copy")
+        raise CorruptStore(f"{path}: {_QUEUE_ENDS} in {name} is not a list. Restore the file from a copy")
     at = number(path, name, at, LONG_MAX)
     return Tombstone(at, tuple(number(path, f"{_QUEUE_ENDS} in {name}", end, LONG_MAX) for end in ends))
 

@@ -51,7 +51,7 @@ class TagFilter:
         try:
             expression.encode()
         except UnicodeEncodeError:  # a lone surrogate, as from a command-line argument that is not UTF-8
-            raise FilterError(f"subExpression {expression!r} is no text that UTF-8 has, so no tag is") from None
+            raise FilterError(f"subExpression {expression!r} cannot be encoded as UTF-8. Name a tag that can") from None
         for tag in tags:
             if (mistake := _mistake(tag)) is not None:
                 raise FilterError(f"subExpression {expression!r}: {mistake}")
@@ -107,7 +107,7 @@ def message_filter(expression: str | None, expression_type: str = "TAG") -> Mess
         from store.read.sql92 import parse  # imports a parser package, which tag filters do not need
 
         return parse(expression)
-    raise FilterError(f"expressionType {expression_type!r}: there are {' and '.join(EXPRESSION_TYPES)}")
+    raise FilterError(f"expressionType {expression_type!r}: give {' or '.join(EXPRESSION_TYPES)}")
 
 
 def filter_of(tags: str | MessageFilter | None) -> MessageFilter:
@@ -117,7 +117,7 @@ def filter_of(tags: str | MessageFilter | None) -> MessageFilter:
 
 def _mistake(tag: str) -> str | None:
     if tag == "*":
-        return "'*' means all messages, and stands alone"
+        return "'*' means all messages, so give it alone"
     for separator in "|,;":
         if separator in tag:
             return f"{separator!r} stands in {tag!r}; tags are separated by '||', as in 'paid || shipped'"

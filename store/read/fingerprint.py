@@ -36,8 +36,8 @@ def fingerprint(log: RecordLog, queue: EntryQueue, offset: int) -> Fingerprint:
         raise OffsetLost(f"topic {queue.topic}, queue {queue.queue_id}: the queue begins after offset {offset}")
     if physical < 0 or size < MIN_RECORD_BYTES:
         raise CorruptRecord(
-            f"topic {queue.topic}, queue {queue.queue_id}, offset {offset}: an entry of {size} bytes at log offset "
-            f"{physical}; run 'pyspark-mq verify --repair'"
+            f"topic {queue.topic}, queue {queue.queue_id}, offset {offset}: the entry is damaged ({size} bytes at log "
+            f"offset {physical}). Run 'pyspark-mq verify --repair'"
         )
     length = min(size, RECORD_HEADERS[1][1].itemsize, log.next_segment(physical) - physical)
     header = log.segments.read(physical, length, current=True)
@@ -45,8 +45,8 @@ def fingerprint(log: RecordLog, queue: EntryQueue, offset: int) -> Fingerprint:
     is_light = queue.topic.startswith(LIGHT_PREFIX) and there[0] == size
     if there != (size, queue.queue_id, offset) and not is_light:
         raise CorruptRecord(  # records of a light queue have the queue and offset that they were sent to
-            f"topic {queue.topic}, queue {queue.queue_id}, offset {offset}: the log holds another message, or none, at "
-            f"log offset {physical}; run 'pyspark-mq verify', or restore the segment from a copy"
+            f"topic {queue.topic}, queue {queue.queue_id}, offset {offset}: the log has another message, or none, at "
+            f"log offset {physical}. Run 'pyspark-mq verify': it says whether the queue or the log is damaged"
         )
     flags = _integer(header, RECORD_HEADER, "sys_flag")
     return Fingerprint(physical, _integer(header, RECORD_HEADERS[bool(flags & SYS_BORN_HOST_V6)][0], "store_timestamp"))

@@ -138,7 +138,7 @@ class PublishedQueues:
                 f"{where}: offsets {start} to {min(end, minimum)} were deleted. The oldest offset is {minimum}"
             )
         if end > maximum:
-            raise OffsetNotYet(f"{where}: read up to offset {end}, but the queue ends at {maximum}")
+            raise OffsetNotYet(f"{where}: asked for messages up to offset {end}, but the queue ends at {maximum}")
         return queue
 
     def scan(self, wanted: QueueRange, spec: ReadSpec, max_body_bytes: int) -> Iterator[pa.RecordBatch]:
@@ -204,7 +204,7 @@ class PublishedQueues:
         entry, size = QueueEntry(*message[:3], *entries[0].item()), int.from_bytes(head, "big")
         if size != entry.size:
             raise CorruptRecord(
-                f"{entry}: an entry of {entry.size} bytes, a record of {size}; run 'pyspark-mq verify --repair'"
+                f"{entry}: the entry says {entry.size} bytes, its record {size}. Run 'pyspark-mq verify --repair'"
             )
         must_match_entry(message, entry)
         return True

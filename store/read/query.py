@@ -55,7 +55,9 @@ def record_at(log: CommitLog, physical_offset: int, confirm_offset: int) -> tupl
     record = log.segments.read(physical_offset, size)
     message = decode_record(record, where)
     if message.physical_offset != physical_offset:
-        raise CorruptRecord(f"{where}: this record names offset {message.physical_offset}; restore the segment")
+        raise CorruptRecord(
+            f"{where}: the record here says that it is at {message.physical_offset}. Restore the segment from a copy"
+        )
     return message, record
 
 

@@ -204,7 +204,7 @@ def _stretch(log: RecordLog, queue: EntryQueue, entries: EntryColumns) -> Bytes:
     if not ascending or begin < 0 or end > log.next_segment(begin) or sizes.min() < MIN_RECORD_BYTES:
         raise CorruptRecord(
             f"{queue.topic}, queue {queue.queue_id}, offsets {queue_offsets[0]} to {queue_offsets[-1]}: the queue's "
-            f"entries are no records in ascending order. {MAKE_ANEW}"
+            f"entries do not name records in ascending order. {MAKE_ANEW}"
         )
     return log.segments.view(begin, end - begin)
 

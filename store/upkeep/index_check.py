@@ -28,14 +28,14 @@ _SLOTS_AT_ONCE = 1 << 18
 _MS = 1000
 _FIRST = INDEX_NO_ENTRY + 1
 
-_NOT_FILED = "{count} keys are not filed; the first is one of the record at log offset {first}"
-_NO_KEY = "{count} entries are none of a key that the log has; the first is entry {first}"
+_NOT_FILED = "{count} keys are not in the index; the first is one of the record at log offset {first}"
+_NO_KEY = "{count} entries belong to no key in the log; the first is entry {first}"
 _ORDER = "{count} entries are not in the order of the log; the first is entry {first}"
 _SECONDS = "{count} entries have another time than their records; the first is entry {first}"
 _CHAIN = "{count} entries name a wrong previous one; the first is entry {first}"
 _SLOT = "{count} slots do not name their newest entry; the first is slot {first}"
-_BEHIND = "{count} entries are of records behind the end of the log; the first is entry {first}"
-_SLOT_BEHIND = "{count} slots name an entry that there is not; the first is slot {first}"
+_BEHIND = "{count} entries name records behind the end of the log; the first is entry {first}"
+_SLOT_BEHIND = "{count} slots name an entry that does not exist; the first is slot {first}"
 _WHEN_AT_REST = (_BEHIND, _SLOT_BEHIND)
 
 

@@ -30,7 +30,7 @@ _NOT_COMPARED = -1
 _NO_ENTRY = "{count} messages have no entry in the queue"
 _WRONG_ENTRY = "{count} entries are not what their records say"
 _NO_RECORD = "{count} entries have no sound record in the log"
-_TWICE = "{count} records have a queue offset that an earlier one has"
+_TWICE = "{count} records have the queue offset of an earlier record"
 
 
 @dataclass
@@ -241,7 +241,7 @@ class QueuesCheck:
         for index, record in islice(misplaced(self._log, self._all_queues, name, min(begin, max_offset), stop, end), 1):
             if is_gone(name[0]):
                 break
-            what = f"{place_of(record)}, and no other entry knows it"
+            what = f"{place_of(record)}, and no other entry names it"
             self._report.add(f"{_name(name)}, offset {index}", what, COPY)
             return True
         return False

@@ -193,6 +193,6 @@ def refuse_when_full(path: Path, config: StoreConfig) -> None:
     if used > config.diskSpaceWarningLevelRatio:
         raise StoreFull(
             f"{path}: the disk is {used}% full, more than diskSpaceWarningLevelRatio="
-            f"{config.diskSpaceWarningLevelRatio}; nothing of this call is visible. Free some space "
+            f"{config.diskSpaceWarningLevelRatio}. Nothing of the failed call is visible. Free some space "
             "('pyspark-mq clean' deletes old segments), or raise the ratio"
         )

@@ -159,7 +159,7 @@ def test_conditions_are_parsed() -> None:
     assert SourceOptions.parse(condition).message_filter == message_filter("region = 'eu'", "SQL92")
     with pytest.raises(OptionError, match=r"subExpression: SQL92 expression, character 8: .*write <>.*\n    region !="):
         SourceOptions.parse({**condition, "subExpression": "region != 'eu'"})
-    with pytest.raises(OptionError, match="expressionType 'SQL': there are TAG and SQL92"):
+    with pytest.raises(OptionError, match="expressionType 'SQL': give TAG or SQL92"):
         SourceOptions.parse({**condition, "expressionType": "SQL"})
     with pytest.raises(OptionError, match="say expressionType=SQL92"):
         SourceOptions.parse({**condition, "expressionType": "TAG"})

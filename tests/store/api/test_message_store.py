@@ -198,7 +198,9 @@ def test_queue_out_of_range_is_refused(orders: MessageStore, queue: int) -> None
 
 def test_offsets_out_of_range_are_refused(orders: MessageStore) -> None:
     orders.put(Message("orders", b"", queue_id=0))
-    with pytest.raises(OffsetNotYet, match=r"'orders', queue 0: read up to offset 2, but the queue ends at 1"):
+    with pytest.raises(
+        OffsetNotYet, match=r"'orders', queue 0: asked for messages up to offset 2, but the queue ends at 1"
+    ):
         orders.scan("orders", 0, 0, 2)
     with pytest.raises(OffsetLost, match=r"'orders', queue 0: offsets -1 to 0 were deleted. The oldest offset is 0"):
         orders.scan("orders", 0, -1, 1)

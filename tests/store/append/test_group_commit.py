@@ -116,7 +116,8 @@ def test_append_that_timed_out_is_not_appended_later(tmp_path: Path) -> None:
     with (
         other.held(),
         pytest.raises(
-            StoreBusy, match=r"the store's lock was not acquired within 0.05 s .* Nothing of this call is visible"
+            StoreBusy,
+            match=r"the store's lock was not acquired within 0.05 s .* Nothing of the call that waited is visible",
         ),
     ):
         log.group_commit.append(records(1))

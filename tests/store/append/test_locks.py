@@ -376,8 +376,8 @@ def test_error_names_the_owner_of_the_lock(
     assert f"{store.path}: the store's lock was not acquired within 0.2 s (lockTimeoutMillis)" in text
     assert f"held by process {process.pid} ({sys.executable} -c" in text
     assert (
-        f"){state}. Nothing of this call is visible. Wait until that process is done, or stop it. Then repeat the call"
-        in text
+        f"){state}. Nothing of the call that waited is visible. Wait until that process is done, or stop it. Then "
+        "repeat the call" in text
     )
     assert not [holder for holder in holders(store.path / "lock", 7) if holder.pid != process.pid]
     process.send_signal(signal.SIGCONT)

@@ -62,5 +62,7 @@ def test_files_deleted_by_retention_are_no_loss(path: Path, batch: int) -> None:
     assert first_remaining(log, queue, 0) == first > 0
     lost = OffsetLost("the file is gone")
     assert resume_after_lost(log, queue, 0, lost) == first
-    with pytest.raises(CorruptSegment, match=f"a file is lost: the file is gone. Or: {MAKE_ANEW}"):
+    with pytest.raises(
+        CorruptSegment, match=f"a file of the queue is lost: the file is gone. Without a copy: {MAKE_ANEW}"
+    ):
         resume_after_lost(log, queue, first, lost)

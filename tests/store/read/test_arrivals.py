@@ -51,5 +51,5 @@ def test_torn_record_is_an_error(tmp_path: Path, config: StoreConfig) -> None:
         store.put(Message("a", b"x", queue_id=0))
         with (tmp_path / "mq" / "commitlog" / segment_name(0)).open("r+b") as file:
             file.write(bytes(8))
-        with pytest.raises(CorruptRecord, match="commit log offset 0: 0 bytes, magic 0x0, which is no record"):
+        with pytest.raises(CorruptRecord, match=r"commit log offset 0: no record begins here \(size 0, magic 0x0\)"):
             store.arrivals(0, store.confirm_offset)

@@ -102,10 +102,10 @@ def test_expression_without_a_tag_is_refused(expression: str) -> None:
         ("region is null", "looks like a condition"),
         ("region in ('a')", "looks like a condition"),
         ("'paid'", "looks like a condition"),
-        ("paid || *", r"'\*' means all messages, and stands alone"),
-        (" * ", r"'\*' means all messages, and stands alone"),
+        ("paid || *", r"'\*' means all messages, so give it alone"),
+        (" * ", r"'\*' means all messages, so give it alone"),
         (5, "5 is no text"),
-        ("paid || \ud800", r"'paid \|\| .ud800' is no text that UTF-8 has"),
+        ("paid || \ud800", r"'paid \|\| .ud800' cannot be encoded as UTF-8"),
     ],
 )
 def test_obvious_mistakes_are_refused(expression: Any, message: str) -> None:
@@ -146,7 +146,7 @@ def test_expression_type_selects_the_filter() -> None:
 @pytest.mark.parametrize(
     ("expression", "kind", "message"),
     [
-        ("paid", "SQL", "expressionType 'SQL': there are TAG and SQL92"),
+        ("paid", "SQL", "expressionType 'SQL': give TAG or SQL92"),
         ("paid", None, "expressionType None"),
         (None, "SQL92", "None is no text; write a condition"),
         ("a != 5", "SQL92", "write <> for 'not equal'"),

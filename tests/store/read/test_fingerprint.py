@@ -89,7 +89,7 @@ def test_damaged_entry_is_an_error(path: Path) -> None:
     with (path / "consumequeue" / "a" / "0" / segment_name(0)).open("r+b") as file:
         file.write(bytes(CQ_ENTRY.itemsize))
     with MessageStore.open(path, read_only=True) as store:
-        with pytest.raises(CorruptRecord, match=r"offset 0: an entry of 0 bytes .* verify"):
+        with pytest.raises(CorruptRecord, match=r"offset 0: the entry is damaged .0 bytes .* verify"):
             store.fingerprint("a", 0, 0)
         with pytest.raises(CorruptRecord):
             store.can_have("a", 0, 0, Fingerprint(0, 0))
@@ -104,6 +104,6 @@ def test_search_by_time_detects_swapped_entries(tmp_path: Path) -> None:
     files[0].write_bytes(second)
     files[1].write_bytes(first)
     with MessageStore.open(tmp_path, read_only=True) as store:
-        with pytest.raises(CorruptRecord, match="the log holds another message, or none"):
+        with pytest.raises(CorruptRecord, match="the log has another message, or none"):
             store.offset_by_time("t", 1, 1)
         assert store.offset_by_time("t", 0, 1) == 0

@@ -203,7 +203,7 @@ def test_empty_entry_is_an_error_for_any_filter(store: MessageStore, expression:
     with pytest.raises(CorruptRecord, match="queue 0, offset"):
         list(store.scan("t", 0, 0, 60, tags=accept))
     for as_records in (False, True):
-        with pytest.raises(CorruptRecord, match=r"offset 5\b.* an entry of 0 bytes"):
+        with pytest.raises(CorruptRecord, match=r"offset 5\b.* the entry is damaged: it says 0 bytes"):
             store.get_message("g", "t", 0, 5, message_filter=accept, as_records=as_records)
 
 
@@ -235,7 +235,7 @@ def test_entries_of_light_queues_are_compared(tmp_path: Path, field: str, value:
 
 
 @pytest.mark.parametrize(
-    ("field", "message"), [("size", "an entry of 9 bytes, a record of"), ("tags_code", r"in the queue 9\.")]
+    ("field", "message"), [("size", "the entry says 9 bytes, its record"), ("tags_code", r"in the queue 9\.")]
 )
 def test_query_compares_the_entry(store: MessageStore, field: str, message: str) -> None:
     (batch,) = store.scan("t", 0, 3, 4, ("msgId",))

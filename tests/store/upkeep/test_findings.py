@@ -77,7 +77,7 @@ def test_record_with_a_wrong_position_is_kept(path: Path, case: str, use: str) -
     damage(path)
     at, _ = entry(path, queue_id, offset)
     before = digests(path)
-    findings = [finding for finding in verify(path).findings if "no other entry knows it" in finding.what]
+    findings = [finding for finding in verify(path).findings if "no other entry names it" in finding.what]
     assert [finding.where for finding in findings] == [f"topic t, queue {queue_id}, offset {offset}"]
     assert findings[0].what.startswith(f"the record at log offset {at} says topic ")
     assert findings[0].remedy == "restore the file from a copy"
@@ -102,7 +102,7 @@ def test_first_record_with_a_wrong_position_is_kept(path: Path) -> None:
     say(path, 1, first, "sys_flag", SYS_TRANSACTION_PREPARED)
     with pytest.raises(CorruptRecord, match=rf"but topic t, queue 1 has it at offset {first}\."):
         repair(path)
-    assert any("no other entry knows it" in finding.what for finding in verify(path).findings)
+    assert any("no other entry names it" in finding.what for finding in verify(path).findings)
 
 
 def test_moving_the_queue_away_resolves_the_error(path: Path) -> None:

@@ -116,7 +116,7 @@ def test_damage_of_any_byte_is_found(path: Path) -> None:
 DAMAGE: dict[str, tuple[Callable[[list[Path]], object], list[str]]] = {
     "hash": (
         lambda files: flip(files[1], entry(9, "key_hash") + 3),
-        ["1 entries are none of a key that the log has; the first is entry 9", "1 keys are not filed"],
+        ["1 entries belong to no key in the log; the first is entry 9", "1 keys are not in the index"],
     ),
     "offset": (
         lambda files: flip(files[1], entry(9, "physical_offset")),
@@ -132,12 +132,21 @@ DAMAGE: dict[str, tuple[Callable[[list[Path]], object], list[str]]] = {
         lambda files: flip(files[0], field_offset(INDEX_HEADER, "slots_used") + 3, 6),
         [r"its header is wrong: slots_used \d+, expected \d+"],
     ),
-    "count": (lambda files: flip(files[2], field_offset(INDEX_HEADER, "next_entry") + 3), ["1 keys are not filed"]),
-    "length": (lambda files: files[2].write_bytes(b"short"), ["5 bytes, but", f"{LAST} keys are not filed"]),
-    "file": (lambda files: files[1].unlink(), ["49 keys are not filed; the first is one of the record at log offset"]),
+    "count": (
+        lambda files: flip(files[2], field_offset(INDEX_HEADER, "next_entry") + 3),
+        ["1 keys are not in the index"],
+    ),
+    "length": (
+        lambda files: files[2].write_bytes(b"short"),
+        ["5 bytes instead of", f"{LAST} keys are not in the index"],
+    ),
+    "file": (
+        lambda files: files[1].unlink(),
+        ["49 keys are not in the index; the first is one of the record at log offset"],
+    ),
     "all": (
         lambda files: shutil.rmtree(files[0].parent),
-        ["120 keys are not filed; the first is"],
+        ["120 keys are not in the index; the first is"],
     ),
 }
 
@@ -222,7 +231,7 @@ def test_store_without_an_index_has_no_findings(tmp_path: Path) -> None:
     repair(path)
     assert not (path / "index").exists()
     (finding,) = verify(path, config=SMALL).findings
-    assert finding.what.startswith("20 keys are not filed")
+    assert finding.what.startswith("20 keys are not in the index")
 
 
 def test_running_or_dead_append_is_no_damage(path: Path) -> None:
@@ -245,7 +254,7 @@ def test_missing_index_file_of_a_broker_is_no_damage(tmp_path: Path) -> None:
     data = bytearray(right)
     data[file_bytes(20, 9) : file_bytes(20, 10)] = data[file_bytes(20, 8) : file_bytes(20, 9)]
     middle.write_bytes(data)
-    assert "1 keys are not filed" in str(verify(path, config=sizes).findings)
+    assert "1 keys are not in the index" in str(verify(path, config=sizes).findings)
 
 
 def test_index_sizes_of_a_broker_are_required(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def contents(path: Path) -> dict[Path, bytes]:
 
 def test_repair_excludes_other_writers(path: Path) -> None:
     with MessageStore.open(path) as store:
-        with pytest.raises(StoreLocked, match="Close the store in them before a repair"):
+        with pytest.raises(StoreLocked, match="Close the store there before a repair"):
             repair(path)
         store.put(Message("t", b"x"))
     repair(path)
