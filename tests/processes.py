@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -22,6 +24,16 @@ def tree(pid: int) -> list[int]:
             if os.getsid(each) == pid and psutil.Process(each).status() != psutil.STATUS_ZOMBIE:
                 pids.append(each)
     return pids
+
+
+@contextmanager
+def child_process(*command: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a process with its output as a pipe, and kill it at the end, also of a test that fails."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def kill(pids: Iterable[int]) -> None:
