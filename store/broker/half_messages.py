@@ -154,8 +154,8 @@ def _verified(message: StoredMessage) -> StoredMessage | StoreError:
     if PROPERTY_PRODUCER_GROUP in said and said.get(PROPERTY_TRANSACTION_ID, message.msg_id) == message.msg_id:
         return message
     return CorruptRecord(
-        f"{HALF_TOPIC}, queue offset {message.queue_offset}: the properties of a half message are damaged: they name "
-        f"no producer group, or two transactions: {said}"
+        f"{HALF_TOPIC}, queue offset {message.queue_offset}: the properties of this transaction's message are "
+        f"damaged: they lack a producer group, or name two transactions: {said}"
     )
 
 

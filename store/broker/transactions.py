@@ -267,7 +267,10 @@ class EndingAppend:
         named &= queue_ids < MAX_QUEUES
         if not named.all():
             wrong = halves[int(np.argmin(named))].transaction_id
-            raise MessageRefused(PutStatus.MESSAGE_ILLEGAL, f"the half message of transaction {wrong} names no queue")
+            raise MessageRefused(
+                PutStatus.MESSAGE_ILLEGAL,
+                f"transaction {wrong} names no valid queue, so it cannot be committed. Roll it back",
+            )
         flags = copies.field("sys_flag") | SYS_TRANSACTION_COMMIT
         fields = {"sys_flag": flags, "prepared_transaction_offset": offsets}
         self._append.add_copies(copies, CopyDestinations(topics, queue_ids, fields=fields))

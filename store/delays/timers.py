@@ -163,7 +163,7 @@ class Timers:
                 count = min(2 * count, _AT_ONCE)
             self._end = stop
         if lost > 1:
-            _logger.error("%s: %d delayed messages are lost so", TIMER_TOPIC, lost)
+            _logger.error("%s: %d delayed messages are lost in this way; the first is named above", TIMER_TOPIC, lost)
 
     def _add(self, first: int, entries: Entries) -> None:
         offsets, sizes = entries["physical_offset"].astype(np.int64), entries["size"].astype(np.int64)

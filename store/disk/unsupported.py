@@ -82,11 +82,12 @@ KINDS = (
     DirectoryKind("a DLedger log", lambda root: _first(root, f"{DLEDGER_PREFIX}*"), False, _COPY),
     DirectoryKind("queues in RocksDB (storeType=defaultRocksDB)", _rocksdb_queues, False, _COPY),
     DirectoryKind(
-        "a log in another directory (storePathCommitLog)",
+        f"queues, but no file in {COMMIT_LOG_DIR}",
         _log_elsewhere,
         False,
-        f"To read it, link its folder here as {COMMIT_LOG_DIR}. To write, move it here. A log on several disks "
-        "(commas in storePathCommitLog) is not supported: copy its segments into one folder",
+        "If the log is in another folder (storePathCommitLog): to read, link that folder here as "
+        f"{COMMIT_LOG_DIR}; to write, move it here. If the log is on several disks (commas in storePathCommitLog), "
+        "copy its segments into one folder. If the files were lost, restore them from a copy",
     ),
     DirectoryKind(
         "a folder on another file system, from which no new file can be moved there",

@@ -194,7 +194,7 @@ class StoreDirectory:
             if (size := getattr(there, name)) != getattr(config, name):
                 raise ConfigError(
                     f"{self._conf}: {name}={size}, not {getattr(config, name)}, because another process created the "
-                    "store at the same time with other sizes. Open it again: it then has the sizes of the file"
+                    "store at the same time with other sizes. Open the store again: it then has the sizes in the file"
                 )
 
     def save_configuration(self, config: StoreConfig) -> None:
