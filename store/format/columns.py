@@ -60,8 +60,8 @@ COLUMNS: dict[str, pa.DataType] = {
 
 PROPERTY_COLUMNS = frozenset(("msgId", "tags", "keys", "properties"))  # in the properties, after the body
 
-_COPY_OR_SKIP = "Restore the segment from a copy, or read on from the next offset"
-_EITHER = "Run 'pyspark-mq verify': it says whether the queue or the log is damaged, and what to do"
+_COPY_OR_SKIP = "restore the segment from a copy, or read on from the next offset"
+_EITHER = "run 'pyspark-mq verify': it says whether the queue or the log is damaged, and what to do"
 
 
 def are_out_of_range(times: Ints) -> Mask:
@@ -155,7 +155,7 @@ class Block:
         whole = self._records.have_property_crc
         self._need(
             crc_matches(self._records),
-            lambda row: f"its {'record' if whole[row] else 'body'} does not match its CRC. {_COPY_OR_SKIP}",
+            lambda row: f"its {'record' if whole[row] else 'body'} does not match its CRC; {_COPY_OR_SKIP}",
         )
 
     def check_tags_codes(self, codes: Ints) -> None:
@@ -163,7 +163,7 @@ class Block:
         wrong = are_wrong_codes(codes, self._tags, self._queue.topic)
         self._need(
             ~wrong,
-            lambda row: f"the entry has tags code {codes[row]}, but the record the tag {self._tags[row]}. {_EITHER}",
+            lambda row: f"the entry has tags code {codes[row]}, but the record the tag {self._tags[row]}; {_EITHER}",
         )
 
     def _need(self, holds: Mask, what: Callable[[int], str]) -> None:
@@ -203,7 +203,7 @@ class Block:
 
 
 def _no_record(row: int) -> str:
-    return f"the log has no record of the length in the queue's entry there. {_COPY_OR_SKIP}"
+    return f"the log has no record of the length in the queue's entry there; {_COPY_OR_SKIP}"
 
 
 def _another_record(block: Block, row: int) -> str:
@@ -214,7 +214,7 @@ def _another_record(block: Block, row: int) -> str:
         topic = f", topic {bytes(block._records.view[at : at + length]).decode('utf-8', 'replace')}"
     return (
         f"the log has another message there: its record says queue {said['queue_id']}, offset "
-        f"{said['queue_offset']}, commit log offset {said['physical_offset']}{topic}. {_EITHER}"
+        f"{said['queue_offset']}, commit log offset {said['physical_offset']}{topic}; {_EITHER}"
     )
 
 

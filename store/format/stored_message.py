@@ -90,13 +90,13 @@ def decode_record(record: bytes, where: object, *, check_crc: bool = True) -> St
     Raises `CorruptRecord` for wrong lengths, magic, or CRC (of the record, or else of its body).
     """
     if len(record) < MIN_RECORD_BYTES:
-        raise _wrong(where, f"only {len(record)} bytes")
+        raise _wrong(where, f"the record has only {len(record)} bytes")
     header = _HEADER
     values = header.unpack_from(record)
     if (flags := values[_SYS_FLAG]) & _HOSTS_V6:
         header = _HEADERS[bool(flags & SYS_BORN_HOST_V6)][bool(flags & SYS_STORE_HOST_V6)]
         if len(record) < header.size:
-            raise _wrong(where, f"only {len(record)} bytes")
+            raise _wrong(where, f"the record has only {len(record)} bytes")
         values = header.unpack_from(record)
     # fmt: off
     (
@@ -106,27 +106,27 @@ def decode_record(record: bytes, where: object, *, check_crc: bool = True) -> St
     ) = values
     # fmt: on
     if size != len(record):
-        raise _wrong(where, f"its length field says {size} bytes instead of {len(record)}")
+        raise _wrong(where, f"the record's length field says {size} bytes instead of {len(record)}")
     topic_length = _TOPIC_LENGTHS.get(magic)
     if topic_length is None:
-        raise _wrong(where, f"magic {magic & 0xFFFFFFFF:#x}")
+        raise _wrong(where, f"the record's magic is {magic & 0xFFFFFFFF:#x}")
     body_end = header.size + body_length
     topic_begin = body_end + topic_length.size
     if body_length < 0 or topic_begin > size:
-        raise _wrong(where, f"a body of {body_length} bytes")
+        raise _wrong(where, f"the record's body length is {body_length}")
     topic_end = topic_begin + topic_length.unpack_from(record, body_end)[0]
     begin = topic_end + PROPERTIES_LENGTH_BYTES
     if not topic_begin <= topic_end <= begin <= size:
-        raise _wrong(where, f"a topic of {topic_end - topic_begin} bytes")
+        raise _wrong(where, f"the record's topic length is {topic_end - topic_begin}")
     if begin + _PROPERTIES_LENGTH.unpack_from(record, topic_end)[0] != size:
-        raise _wrong(where, f"properties that do not fill the {size - begin} bytes left for them")
+        raise _wrong(where, f"the record's properties do not fill the {size - begin} bytes left for them")
     body, encoded = record[header.size : body_end], record[begin:]
     if check_crc:
         if encoded.find(PROPERTY_CRC_NAME) >= 0 and _ends_with_crc(encoded):
             if not record.endswith(property_crc(record[:-PROPERTY_CRC_BYTES])):
-                raise _wrong(where, f"its bytes do not match its CRC {record[-PROPERTY_CRC_DIGITS - 1 : -1]!r}")
+                raise _wrong(where, f"the record does not match its CRC {record[-PROPERTY_CRC_DIGITS - 1 : -1]!r}")
         elif body and (crc := body_crc(body)) != stored_crc:
-            raise _wrong(where, f"body CRC {crc:#x}, stored {stored_crc:#x}")
+            raise _wrong(where, f"the body's CRC is {crc:#x}, but {stored_crc:#x} is stored")
     properties = decode_properties(encoded)
     return StoredMessage(
         record[topic_begin:topic_end].decode("utf-8", "replace"),
@@ -207,7 +207,7 @@ def _ends_with_crc(properties: bytes) -> bool:
 
 def _wrong(where: object, what: str) -> CorruptRecord:
     return CorruptRecord(
-        f"{where}: the record is damaged: {what}. Restore the segment from a copy ('pyspark-mq verify' names the "
+        f"{where}: {what}; restore the segment from a copy ('pyspark-mq verify' names the "
         "file), "
         "or read on from the next message"
     )
@@ -225,7 +225,7 @@ def must_match_entry(message: StoredMessage, entry: QueueEntry) -> None:
         raise CorruptRecord(
             f"{entry}: the log has another message there: topic {own.topic}, queue {own.queue_id}, offset "
             f"{own.queue_offset} (commit log offset {message.physical_offset}), tag {tag}, tags code in the "
-            f"queue {entry.tags_code}. Run 'pyspark-mq verify': it says whether the queue or the log is damaged, and "
+            f"queue {entry.tags_code}; run 'pyspark-mq verify': it says whether the queue or the log is damaged, and "
             "what to do"
         )
 

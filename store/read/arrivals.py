@@ -57,7 +57,7 @@ def arrivals(log: CommitLog, begin: int, end: int) -> list[Arrival]:
             if size < MIN_RECORD_BYTES or magic not in TOPIC_LENGTH_BYTES:
                 raise CorruptRecord(
                     f"commit log offset {at + position}: no record begins here (size {size}, magic "
-                    f"{magic & 0xFFFFFFFF:#x}). Restore the segment from a copy ('pyspark-mq verify' names the file)"
+                    f"{magic & 0xFFFFFFFF:#x}); restore the segment from a copy ('pyspark-mq verify' names the file)"
                 )
             found.append(_arrival(data, position, magic))
             position += size

@@ -37,7 +37,7 @@ def fingerprint(log: RecordLog, queue: EntryQueue, offset: int) -> Fingerprint:
     if physical < 0 or size < MIN_RECORD_BYTES:
         raise CorruptRecord(
             f"topic {queue.topic}, queue {queue.queue_id}, offset {offset}: the entry is damaged ({size} bytes at log "
-            f"offset {physical}). Run 'pyspark-mq verify --repair'"
+            f"offset {physical}); run 'pyspark-mq verify --repair'"
         )
     length = min(size, RECORD_HEADERS[1][1].itemsize, log.next_segment(physical) - physical)
     header = log.segments.read(physical, length, current=True)
@@ -46,7 +46,7 @@ def fingerprint(log: RecordLog, queue: EntryQueue, offset: int) -> Fingerprint:
     if there != (size, queue.queue_id, offset) and not is_light:
         raise CorruptRecord(  # records of a light queue have the queue and offset that they were sent to
             f"topic {queue.topic}, queue {queue.queue_id}, offset {offset}: the log has another message, or none, at "
-            f"log offset {physical}. Run 'pyspark-mq verify': it says whether the queue or the log is damaged"
+            f"log offset {physical}; run 'pyspark-mq verify': it says whether the queue or the log is damaged"
         )
     flags = _integer(header, RECORD_HEADER, "sys_flag")
     return Fingerprint(physical, _integer(header, RECORD_HEADERS[bool(flags & SYS_BORN_HOST_V6)][0], "store_timestamp"))

@@ -194,7 +194,7 @@ class PublishedQueues:
                 return False
             raise CorruptRecord(
                 f"commit log offset {at}: its record names topic {message.topic}, queue {message.queue_id}, offset "
-                f"{message.queue_offset}, but that queue has another record there. Run 'pyspark-mq "
+                f"{message.queue_offset}, but that queue has another record there; run 'pyspark-mq "
                 "verify': it says whether the queue or the log is damaged, and what to do"
             )
         try:
@@ -204,7 +204,7 @@ class PublishedQueues:
         entry, size = QueueEntry(*message[:3], *entries[0].item()), int.from_bytes(head, "big")
         if size != entry.size:
             raise CorruptRecord(
-                f"{entry}: the entry says {entry.size} bytes, its record {size}. Run 'pyspark-mq verify --repair'"
+                f"{entry}: the entry says {entry.size} bytes, its record {size}; run 'pyspark-mq verify --repair'"
             )
         must_match_entry(message, entry)
         return True

@@ -144,7 +144,7 @@ def test_messages_are_refused_above_the_warning_level(device: Path, monkeypatch:
             lambda: store.put(Message("t", b"x")),
             lambda: store.append_table("t", pa.table({"body": [b"x"]})),
         ):
-            with pytest.raises(StoreFull, match=r"the disk is 9\d% full, more than diskSpaceWarningLevelRatio=90;"):
+            with pytest.raises(StoreFull, match=r"the disk is 9\d% full, more than diskSpaceWarningLevelRatio=90\."):
                 put()
         assert used_percent(device) == 91, "182 of 200 pages are used"
         refuse_when_full(device, replace(SIZES, diskSpaceWarningLevelRatio=91))

@@ -212,7 +212,7 @@ def test_block_may_mix_records_with_and_without_property_crc() -> None:
         changed = bytearray(data)
         changed[int(physical[n]) + RECORD_HEADERS[0][0].itemsize] ^= 1
         what = "record" if n % 2 else "body"
-        with pytest.raises(CorruptRecord, match=rf"offset {n} .*: its {what} does not match its CRC. Restore"):
+        with pytest.raises(CorruptRecord, match=rf"offset {n} .*: its {what} does not match its CRC; restore"):
             block_of(bytes(changed), 0, "orders", physical, sizes)
 
 

@@ -65,7 +65,7 @@ def test_wrong_crc_is_named_and_may_be_ignored() -> None:
     changed = V1.replace(b"hello", b"hullo")
     with pytest.raises(
         CorruptRecord,
-        match=r"here: the record is damaged: body CRC 0x[0-9a-f]+, stored 0x551f0a28. Restore the segment",
+        match=r"here: the body's CRC is 0x[0-9a-f]+, but 0x551f0a28 is stored; restore the segment",
     ):
         decode_record(changed, "here")
     assert decode_record(changed, "here", check_crc=False).body == b"hullo-0-"

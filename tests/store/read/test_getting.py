@@ -164,9 +164,9 @@ def test_changed_body_is_an_error(store: MessageStore) -> None:
     content = bytearray(file.read_bytes())
     content[entry["physical_offset"] + 88] ^= 1
     file.write_bytes(content)
-    with pytest.raises(CorruptRecord, match=r"topic t, queue 0, offset 5 .*: body CRC 0x"):
+    with pytest.raises(CorruptRecord, match=r"topic t, queue 0, offset 5 .*: the body's CRC is 0x"):
         store.get_message("g", "t", 0, 5)
-    with pytest.raises(CorruptRecord, match=r"topic t, queue 0, offset 5 .*: its body does not match its CRC. Restore"):
+    with pytest.raises(CorruptRecord, match=r"topic t, queue 0, offset 5 .*: its body does not match its CRC; restore"):
         list(store.scan("t", 0, 0, 10))
     assert sum(batch.num_rows for batch in store.scan("t", 0, 0, 10, check_crc=False)) == 10
 

@@ -46,7 +46,7 @@ def test_broker_with_other_index_sizes(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(
             ConfigError,
-            match=r"maxHashSlotNum=5000000 .* Set both as in the settings of the broker that wrote the file",
+            match=r"maxHashSlotNum=5000000.* Set both as in the settings of the broker that wrote the file",
         ):
             MessageStore.open(path)
     assert not (path / "abort").exists()

@@ -95,8 +95,8 @@ def test_empty_store_has_no_findings(tmp_path: Path) -> None:
 
 Damage = Callable[[Path], object]
 DAMAGED_RECORDS: dict[str, tuple[Damage, str]] = {
-    "body": (lambda path: patch_log(path, 7, BODY + 5, b"!"), r"body CRC 0x\w+, stored 0x\w+"),
-    "magic": (lambda path: patch_log(path, 7, 4, b"!"), "magic 0x21a320a7"),
+    "body": (lambda path: patch_log(path, 7, BODY + 5, b"!"), r"the body's CRC is 0x\w+, but 0x\w+ is stored"),
+    "magic": (lambda path: patch_log(path, 7, 4, b"!"), "the record's magic is 0x21a320a7"),
     "length": (lambda path: patch_log(path, 7, 0, b"\x7f"), r"no record has a length of 21\d+"),
     "no length": (lambda path: patch_log(path, 7, 0, bytes(4)), "no record has a length of 0"),
     "place": (lambda path: patch_log(path, 7, 28, b"\x01"), r"the record names log offset \d{15,}"),
