@@ -46,7 +46,7 @@ notebooks: $(VENV)/.with-test
 CUTS ?= 10000
 SIGNALS ?= 200
 crashes: $(VENV)/.with-test
-	CUTS=$(CUTS) ERRORS=$$(( $(CUTS) / 10 )) SIGNALS=$(SIGNALS) SINK_SIGNALS=$(SIGNALS) $(BIN)/python -m pytest \
+	CUTS=$(CUTS) ERRORS=$$(( $(CUTS) / 10 )) SIGNALS=$(SIGNALS) SINK_SIGNALS=$(SIGNALS) SINK_KILL_ROUNDS=3 $(BIN)/python -m pytest \
 	tests/device tests/end_to_end/test_signals.py tests/end_to_end/test_sink_kill.py
 
 # Changes of the store that the tests must notice, each applied to a copy: make mutants
