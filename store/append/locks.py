@@ -107,7 +107,7 @@ _TIMEOUT_SECONDS = 30.0
 # Shortest and longest pause between two attempts. They grow, so that a long wait takes no CPU time.
 _PAUSE_SECONDS = (0.00002, 0.002)
 _LONGER = 1.2
-_NOBODY_SEEN = "a process that released it just now, or that this user cannot see (to name it, run lslocks as root)"
+_NOBODY_SEEN = "no process that this user can see; it may belong to another user"
 
 
 class StoreLock(Opened):
@@ -185,11 +185,11 @@ class StoreLock(Opened):
             pause = min(pause * _LONGER, longest)
 
     def _busy(self, timeout: float) -> StoreBusy:
-        found = " and by ".join(map(str, holders(self._path, self._byte)))
+        unseen = f"{_NOBODY_SEEN} (sudo lslocks shows it: file {self._path.name}, byte {self._byte})"
+        found = " and by ".join(map(str, holders(self._path, self._byte))) or unseen
         return StoreBusy(
-            f"{self._path.parent}: the store's lock was not acquired within {timeout:g} s (lockTimeoutMillis). Byte "
-            f"{self._byte} of the file {self._path.name} is held by {found or _NOBODY_SEEN}. Nothing of the "
-            "call that waited is visible. Wait until that process is done, or stop it. Then repeat the call"
+            f"{self._path.parent}: the store's lock was not free within {timeout:g} s (lockTimeoutMillis). It is held "
+            f"by {found}. This call changed nothing. Wait until that process is done, or stop it, then repeat the call"
         )
 
     def join(self) -> bool:

@@ -140,9 +140,9 @@ class ProducerProgress(NamedTuple):
             return ProducerProgress({}, 0, False)
         except (CorruptStore, ValueError) as error:
             raise CorruptStore(
-                f"{path}: this file does not record a producer's last sequences ({error}). Restore it from a copy, "
-                "or delete it: the producer then finds its last sequences in the log, if retention has not deleted "
-                "them"
+                f"{path}: this record of a producer's last sequences is damaged ({error}). Restore it from a copy. If "
+                "you delete it, the producer finds its last sequences in the log; messages that retention has deleted "
+                "are then not known, and are stored again if they are sent again"
             ) from error
         return ProducerProgress(noted.sequences, noted.since, noted.open)
 

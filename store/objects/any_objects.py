@@ -218,7 +218,9 @@ def _reason(error: Exception, is_secret: bool) -> str:
     if is_timeout(error):
         return "no answer in time; try again"
     if is_secret:
-        return f"{kind} (its text is hidden, because it has a secret of the URL)"
+        return (
+            f"{kind}. Its text has a secret of the URL and is not shown; to see it, {_GIVE_CREDENTIALS}, not in the URL"
+        )
     if isinstance(error, OSError) and error.errno:
         return error.strerror or os.strerror(error.errno)
     said = f"{kind}: {error}" if str(error) else kind

@@ -51,7 +51,9 @@ class TagFilter:
         try:
             expression.encode()
         except UnicodeEncodeError:  # a lone surrogate, as from a command-line argument that is not UTF-8
-            raise FilterError(f"subExpression {expression!r} cannot be encoded as UTF-8. Name a tag that can") from None
+            raise FilterError(
+                f"subExpression {expression!r} is not valid UTF-8. On a command line, check the terminal's encoding"
+            ) from None
         for tag in tags:
             if (mistake := _mistake(tag)) is not None:
                 raise FilterError(f"subExpression {expression!r}: {mistake}")

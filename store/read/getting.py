@@ -212,7 +212,7 @@ class _Examined:
     def _message(self, row: int, at: int, size: int, tags_code: int) -> StoredMessage:
         """Decode one message. at, size: log offset and size of the record, from the entry."""
         if not self.log.can_be_record(at, size):
-            raise CorruptRecord(f"{self._entry(row)}: the entry is damaged: it says {size} bytes. {MAKE_ANEW}")
+            raise CorruptRecord(f"{self._entry(row)}: the queue entry is damaged (record size {size}). {MAKE_ANEW}")
         try:
             message = decode_record(bytes(self._bytes(at, size)), "")
         except CorruptRecord as error:
@@ -289,7 +289,7 @@ class _Examined:
         pieces, segment = [], self.log.segments.size
         for row, size, begin, stop in zip(*(each.tolist() for each in columns), strict=True):
             if not self.log.can_be_record(begin, size) or begin % segment + stop - begin > segment:
-                raise CorruptRecord(f"{self._entry(row)}: the entry is damaged: it says {size} bytes. {MAKE_ANEW}")
+                raise CorruptRecord(f"{self._entry(row)}: the queue entry is damaged (record size {size}). {MAKE_ANEW}")
             pieces.append(self._bytes(begin, stop - begin))
         total = sum(map(len, pieces))
         return [memoryview(b"".join(pieces))] if total < len(pieces) * _SHORT_BYTES else pieces

@@ -84,7 +84,9 @@ def sizes_at(log: CommitLog, physical_offsets: Int64s, confirm_offset: int) -> I
     """
     width = RECORD_HEADER["total_size"].itemsize
     if len(physical_offsets) and physical_offsets.max() > confirm_offset - MIN_RECORD_BYTES:
-        raise OffsetNotYet(f"commit log offset {physical_offsets.max()}: published up to {confirm_offset} only")
+        raise OffsetNotYet(
+            f"commit log offset {physical_offsets.max()}: messages are published up to {confirm_offset} only"
+        )
     heads = b"".join(log.segments.read(offset, width) for offset in physical_offsets.tolist())
     return np.frombuffer(heads, RECORD_HEADER["total_size"]).astype(np.int64)
 

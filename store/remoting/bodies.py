@@ -102,7 +102,9 @@ class LockRequest(Struct):
 def _parsed(body: Bytes, kind: type[T], most: int) -> T:
     """Parse JSON of at most `most` bytes. A number may be written as a text, because some clients do so."""
     if len(body) > most:
-        raise BadFrame(f"a {kind.__name__} of {len(body):,} bytes; at most {most:,} are accepted")
+        raise BadFrame(
+            f"{kind.__name__}: the request has {len(body):,} bytes, this server accepts {most:,}. Use fewer topics"
+        )
     return parse_json(bytes(body), kind, strict=False)
 
 

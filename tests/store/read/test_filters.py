@@ -105,7 +105,7 @@ def test_expression_without_a_tag_is_refused(expression: str) -> None:
         ("paid || *", r"'\*' means all messages, so give it alone"),
         (" * ", r"'\*' means all messages, so give it alone"),
         (5, "5 is no text"),
-        ("paid || \ud800", r"'paid \|\| .ud800' cannot be encoded as UTF-8"),
+        ("paid || \ud800", r"'paid \|\| .ud800' is not valid UTF-8"),
     ],
 )
 def test_obvious_mistakes_are_refused(expression: Any, message: str) -> None:

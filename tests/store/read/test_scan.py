@@ -203,7 +203,7 @@ def test_empty_entry_is_an_error_for_any_filter(store: MessageStore, expression:
     with pytest.raises(CorruptRecord, match="queue 0, offset"):
         list(store.scan("t", 0, 0, 60, tags=accept))
     for as_records in (False, True):
-        with pytest.raises(CorruptRecord, match=r"offset 5\b.* the entry is damaged: it says 0 bytes"):
+        with pytest.raises(CorruptRecord, match=r"offset 5\b.* the queue entry is damaged .record size 0"):
             store.get_message("g", "t", 0, 5, message_filter=accept, as_records=as_records)
 
 
