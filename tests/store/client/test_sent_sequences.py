@@ -170,7 +170,7 @@ def test_wrong_names_are_refused(store: MessageStore) -> None:
 def test_damaged_progress_file_is_an_error(store: MessageStore, content: str) -> None:
     die(store, ("t", 1))
     note(store).write_text(content)
-    with pytest.raises(CorruptStore, match="Restore it from a copy, or delete it"):
+    with pytest.raises(CorruptStore, match=r"Restore it from a copy\. If you delete it"):
         Producer(store.path, "p")
     note(store).unlink()
     with Producer(store.path, "p") as producer:
