@@ -313,7 +313,8 @@ def test_console_of_a_cluster(visit: Visit, shop: Path) -> None:
         MessageStore.open(shop) as store,
         serve(store, "127.0.0.1:0", config=BrokerConfig(brokerName="broker-a")) as serving,
     ):
-        visitor = visit(ClusterAddress((serving.address,)), allow_changes=True).enter()
+        address = ClusterAddress((serving.address,), patience=1.0, broker_timeout=1.0)  # the server closes first
+        visitor = visit(address, allow_changes=True).enter()
         assert "orders" in visitor.page("/")
         page = visitor.page("/topic?topic=orders&queue=broker-a%3A0&tags=B")
         assert "größer" in page

@@ -107,7 +107,7 @@ def test_too_large_body_fails_the_query_or_is_null(filled: Filled) -> None:
         mark(filled.store, result.physical_offset, 0x301)
     wanted = QueueRange(Queue("orders", 0), 2, 6)
     bound = {"maxDecompressedMessageSize": "64k"}
-    with pytest.raises(MessageTooLarge, match=r'queue 0, offset 4 .* more than 65,536, .*unreadable="null"'):
+    with pytest.raises(MessageTooLarge, match=r'queue 0, offset 4 .* more than 65,536 .*unreadable="null"'):
         bodies(filled, wanted, **bound)
     read = bodies(filled, wanted, **bound, unreadable="null")
     assert read == [filled.rows[2][3], b"small", None, b"and on"]
