@@ -132,7 +132,9 @@ def take_sample(log: Log, before: Sample | None, groups_before: Sample | None = 
     for topic, names in sorted(log.topics().items()):
         earlier = {} if before is None else before.queues
         try:
-            found = {queue: _size_of(log, queue, has, earlier.get(queue)) for queue, has in log.bounds(names).items()}
+            found = {
+                queue: _size_of(log, queue, has, earlier.get(queue)) for queue, has in log.look(names).bounds.items()
+            }
         except UnknownTopic:  # deleted concurrently
             continue
         queues |= found

@@ -107,7 +107,7 @@ _TIMEOUT_SECONDS = 30.0
 # Shortest and longest pause between two attempts. They grow, so that a long wait takes no CPU time.
 _PAUSE_SECONDS = (0.00002, 0.002)
 _LONGER = 1.2
-_NOBODY_SEEN = "no process that this user can see; it may belong to another user"
+_NOBODY_SEEN = "a process that this user cannot see, or that has released it since"
 
 
 class StoreLock(Opened):
