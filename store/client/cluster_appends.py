@@ -25,7 +25,6 @@ class ClusterAppends:
     """Appends to a cluster, with the methods of `MessageStore` that a producer uses."""
 
     def __init__(self, address: ClusterAddress) -> None:
-        """Raises `Unreachable` if no name server answers."""
         self.path = str(address)
         self.config = StoreConfig()
         self.figures = Figures()
@@ -37,7 +36,6 @@ class ClusterAppends:
         return MessageAppend(self._writer.begin())
 
     def with_id(self, row: Row) -> Row:
-        """Return the row with a new id in property `UNIQ_KEY`. A row that has an id keeps it."""
         properties = row[_PROPERTIES]
         if PROPERTY_UNIQ_KEY in properties:
             return row
@@ -49,8 +47,6 @@ class ClusterAppends:
 
 
 class MessageAppend:
-    """An append to a cluster, with the methods of a store's `Append` that a producer uses."""
-
     def __init__(self, append: ClusterAppend) -> None:
         self._append = append
 
@@ -58,10 +54,7 @@ class MessageAppend:
         self._append.add(topic, table)
 
     def add_messages(self, messages: Sequence[Message]) -> None:
-        """Add messages, which may have several topics.
-
-        Raises `MessageRefused` for an invalid message, or if messages of one topic do not fit into one table.
-        """
+        """Raises `MessageRefused` for an invalid message, or if messages of one topic do not fit into one table."""
         for topic, of_topic in groupby(messages, key=lambda message: message.topic):
             try:
                 self.add(topic, table_of(list(zip(*(astuple(each)[1:] for each in of_topic), strict=True))))

@@ -52,7 +52,7 @@ class Consumer(Opened):
     is acknowledged when the listener returns, or when the loop asks for the next message.
 
     The group commits the lowest unacknowledged offset of each queue. If a consumer closes or dies, another member
-    receives the messages from this offset on.
+    continues at this offset.
 
     Methods raise `StoreClosed` after `close`, and `StoreForked` in a forked process.
     """
@@ -72,11 +72,9 @@ class Consumer(Opened):
 
         log: the path of a store; "rocketmq://host:port" of a cluster's name servers; a `ClusterAddress`; or an open
         log, which the caller has to close.
-        group: a name, or a `Group`.
-        topics: a topic, a list of topics, or a mapping of topics to tags ("paid || shipped") or a `Subscription`. All
+        topics: one or several topics, or a mapping of topics to tags ("paid || shipped") or a `Subscription`. All
         members of a group need the same subscriptions.
-        listener: called with a sequence of messages of one queue. If it raises, they are delivered again, see
-        `ReconsumeLater`.
+        listener: called with messages of one queue. If it raises, they are delivered again, see `ReconsumeLater`.
         orderly: deliver the messages of a queue in order, in one call at a time in the whole group.
         instance: see `Group.join`.
 
@@ -93,7 +91,7 @@ class Consumer(Opened):
         group = _group(address, group)
         self._config = config
         self._group = group.name
-        with ExitStack() as undo:  # if this raises, the member leaves
+        with ExitStack() as undo:
             it = undo.enter_context(address.open()) if isinstance(address, LogAddress) else address
             _check_topics(it, filters, str(address) if isinstance(address, LogAddress) else "the log")
             figures = Figures(group.path if isinstance(group, DirectoryGroup) else None)
@@ -143,7 +141,7 @@ class Consumer(Opened):
         return self._rebalancer.assigned
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait up to `timeout` seconds until the consumer is closed. Return whether it is closed.
+        """Wait until the consumer is closed. Return False after `timeout` seconds.
 
         Raises the error that ended the consumer.
         """
@@ -153,7 +151,7 @@ class Consumer(Opened):
         return ended
 
     def send_back(self, message: ReceivedMessage, delay_level: int = 0) -> None:
-        """Send a message back to the group while iterating, so that it is delivered again later.
+        """Have a message delivered again later, while iterating.
 
         delay_level: see `ReconsumeLater`. In a broadcasting consumer, a level that is not negative raises
         `InvalidArgument`.
@@ -162,7 +160,6 @@ class Consumer(Opened):
         self._member.send_back([message.stored()], delay_level, self._config.reconsume_times)
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
-        """Yield messages until `close`. Asking for the next message acknowledges the last one."""
         most = self._config.consume_message_batch_max_size
         self._must_not_be_forked()
         while (taken := self._queues.take(most)) is not None:
@@ -186,8 +183,8 @@ class Consumer(Opened):
     def close(self) -> None:
         """Wait for running calls of the listener, commit finished messages, and leave the group.
 
-        Does nothing the second time and in a forked process. If the listener calls this, the consumer only stops:
-        `wait` returns, and the thread that opened the consumer has to call `close`, too.
+        Does nothing the second time and in a forked process. If the listener calls this, the consumer only stops: the
+        thread that opened it has to call `close`, too.
 
         Raises the error that ended the consumer. Raises `StoreLocked`, and closes nothing, in a signal handler that
         interrupted `wait` or an iteration.
@@ -257,9 +254,7 @@ class Consumer(Opened):
         self._threads.must_not_have_failed()
 
     def _must_not_be_forked(self) -> None:
-        """Raise `StoreForked` in a forked process. A closed consumer raises nothing, so that `close` ends an iteration
-        without an error.
-        """
+        """A closed consumer raises nothing, so that `close` ends an iteration without an error."""
         if self.is_forked:
             raise self._not_open()
 

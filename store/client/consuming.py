@@ -41,8 +41,8 @@ class ConsumerConfig:
     consume_timeout: time in the listener after which a message is logged as hanging.
     consume_timestamp: ms since 1970, for CONSUME_FROM_TIMESTAMP.
     await_termination_when_shutdown: how long `close` waits for running calls of the listener.
-    unreadable: what to do with a message whose body does not decompress or exceeds the size limit. "dead_letter" makes
-    it a dead letter; "error" raises an error, which ends the consumer.
+    unreadable: if a body does not decompress or exceeds the size limit, make its message a dead letter, or raise an
+    error, which ends the consumer.
     """
 
     consume_thread_max: int = 20
@@ -97,8 +97,8 @@ _logger = logging.getLogger("store")
 class ReconsumeLater(Exception):
     """Raised by a listener to acknowledge the first `done` messages and have the others delivered again.
 
-    delay_level: one of RocketMQ's levels 1 to 18; 0 for a delay of 10 seconds that grows with each retry; negative for
-    a dead letter at once. An orderly consumer retries in place, so it ignores all levels that are not negative.
+    delay_level: RocketMQ's level 1 to 18; 0 for a delay of 10 seconds that grows with each retry; negative for a dead
+    letter at once. An orderly consumer retries in place, and ignores levels that are not negative.
     """
 
     def __init__(self, *, done: int = 0, delay_level: int = 0) -> None:
@@ -108,14 +108,13 @@ class ReconsumeLater(Exception):
 
 
 class CallResult(NamedTuple):
-    """The outcome of a call of the listener: the first `done` messages are finished; the others are retried."""
+    """The first `done` messages are finished; the others are retried."""
 
     done: int
     delay_level: int = 0
 
 
 def check_listener(listener: object) -> None:
-    """Raise `InvalidArgument` if `listener` is not callable, or if it is a coroutine or generator function."""
     if not callable(listener):
         raise InvalidArgument(
             f"listener={listener!r:.80} is not callable. Give a function that takes a sequence of messages"
@@ -128,10 +127,7 @@ def check_listener(listener: object) -> None:
 
 
 def call(listener: Listener, messages: Messages, group: str) -> CallResult:
-    """Call the listener, and return the outcome.
-
-    If it raises an error or returns a value, no message is finished. This is logged, except for retries in place.
-    """
+    """If the listener raises an error or returns a value, no message is finished. Retries in place are not logged."""
     try:
         answer = cast("Callable[..., object]", listener)(messages)
     except ReconsumeLater as later:
@@ -152,19 +148,16 @@ def call(listener: Listener, messages: Messages, group: str) -> CallResult:
 
 
 def _named(message: ReceivedMessage) -> str:
-    """Return the name of a message for the log. It has the id of the first delivery, because each retry gets a
-    new id.
-    """
+    """Use the id of the first delivery, because each retry gets a new id."""
     again = f" (try {message.reconsume_times + 1})" if message.reconsume_times else ""
     return f"{first_id(message.msg_id, message.properties)} of {message.topic}{again}"
 
 
 class ConsumeService(Protocol):
-    """How a consumer treats failed messages: `Concurrently`, `Orderly` or `Broadcast`."""
+    """How a consumer treats failed messages."""
 
     @property
-    def queue(self) -> type[ProcessQueue]:
-        """The class that decides in which order messages are handed out."""
+    def queue(self) -> type[ProcessQueue]: ...
 
     def settle(self, queues: ProcessQueues, taken: TakenMessages, outcome: CallResult) -> None:
         """Acknowledge the finished messages, and redeliver the others."""
@@ -188,7 +181,7 @@ class Concurrently:
 
 @dataclass(frozen=True)
 class Orderly:
-    """Retries failed messages in place after `suspend_seconds`, and blocks their queue until then."""
+    """Retries failed messages in place, and blocks their queue until then."""
 
     member: Member
     max_reconsume_times: float
@@ -232,7 +225,6 @@ def consume_service(member: Member, config: ConsumerConfig, *, orderly: bool) ->
 def send_back(
     member: Member, queues: ProcessQueues, taken: TakenMessages, delay_level: int, max_reconsume_times: int
 ) -> None:
-    """Send failed messages back to the group. If that fails, retry them in place."""
     try:
         member.send_back([each.stored() for each in taken.handful.messages], delay_level, max_reconsume_times)
     except StoreError as error:
@@ -246,7 +238,6 @@ def send_back(
 
 
 def dead_letter_if_unreadable(service: ConsumeService, queues: ProcessQueues, taken: TakenMessages, group: str) -> bool:
-    """Return whether the body of the taken message is unreadable. If so, make the message a dead letter."""
     messages = taken.handful.messages
     if messages.body_error is None:
         return False

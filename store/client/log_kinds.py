@@ -18,19 +18,16 @@ from store.objects.urls import local_path
 def address_at(place: str, archive: str | None = None, options: str = "") -> LogAddress:
     """Return the address of the log at a path or URL.
 
-    place: "rocketmq://host:port" of a cluster, the URL or path of an archive, or the path of a store.
-
-    archive: the URL of the archive to read together with the store; "" for none; None for the one in the store's
-    settings.
-    options: fsspec's storage options, as JSON. Raises `ConfigError`, `InvalidArgument`.
+    place: the path of a store, the path or URL of an archive, or "rocketmq://host:port" of a cluster.
+    archive: the URL of the archive to read together with the store; "" for none; None for that of the store's settings.
+    options: fsspec's storage options, as JSON.
     """
     if place.startswith(SCHEME):
         return ClusterAddress.parse(place.removeprefix(SCHEME))
     local = local_path(place)
     if local is None:
         return ArchiveAddress(place, options)
-    # A store is known by files in the commit log's folder. It may also contain an archive, and an archive may have a
-    # folder of this name, for a topic.
+    # A store may contain an archive, and an archive may have a folder of this name, for a topic.
     with system_errors(local):
         is_store = any(each.is_file() for each in (Path(local) / COMMIT_LOG_DIR).glob("*"))
     if not is_store and is_archive(local):

@@ -18,8 +18,6 @@ class Handful:
 
     since: the `time.monotonic()` at which they were handed out; infinity while they wait for a retry, and after they
     are finished.
-    is_done: whether all of them are finished.
-    is_logged: whether a warning was logged because they were handed out too long ago.
     """
 
     messages: Messages
@@ -36,8 +34,7 @@ class Handful:
 
 
 class ProcessQueue:
-    """The pulled, unacknowledged messages of one queue. It hands them out in order of offset, and they may be finished
-    in any order.
+    """Hands out messages in order of offset. They may be finished in any order.
 
     Not thread-safe. No method blocks or reads a clock; times are `time.monotonic()` seconds.
     """
@@ -58,23 +55,20 @@ class ProcessQueue:
 
     @property
     def position(self) -> int:
-        """Return the offset to commit: that of the first unfinished message."""
+        """The offset to commit."""
         if self._handed:
             return self._handed[0].begin
         return self._cached[0].offset if self._cached else self.pulled
 
     @property
     def is_full(self) -> bool:
-        """Return whether to pause pulling: `max_count` messages or `max_bytes` of bodies are unacknowledged.
-
-        Finished messages after an unfinished one are unacknowledged, too. This limits how many messages are delivered
-        twice, as RocketMQ's consumeConcurrentlyMaxSpan does.
+        """Finished messages after an unfinished one count, too. This limits how many messages are delivered twice, as
+        RocketMQ's consumeConcurrentlyMaxSpan does.
         """
         return self.count >= self._max_count or self.bytes >= self._max_bytes
 
     @property
     def is_half_empty(self) -> bool:
-        """Return whether a paused queue has enough room to resume pulling."""
         return 2 * self.count <= self._max_count and 2 * self.bytes <= self._max_bytes
 
     @property
@@ -92,7 +86,6 @@ class ProcessQueue:
         self._weigh(messages, 1)
 
     def ready_at(self) -> float:
-        """Return the time from which `take` returns messages: 0 for now, infinity if it has none."""
         if self._cached:
             return 0.0
         return min((at for at, _ in self._again), default=_NEVER)
@@ -116,7 +109,6 @@ class ProcessQueue:
         return handful
 
     def done(self, handful: Handful, count: int | None = None) -> None:
-        """Finish a handful, or only its first `count` messages."""
         if count is not None and count < len(handful.messages):
             first, handful.messages = handful.messages.cut(count)
             self._weigh(first, -1)

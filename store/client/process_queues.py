@@ -19,20 +19,18 @@ from store.model.log_protocol import Positions
 
 
 class TakenMessages(NamedTuple):
-    """Messages that were handed out, with their queue."""
-
     queue: ProcessQueue
     handful: Handful
 
 
 class ProcessQueues:
-    """A consumer's queues, served round-robin. Thread-safe.
+    """Serves queues round-robin. Thread-safe.
 
     Offsets of finished messages are committed before any thread takes more messages of their queue.
     """
 
     def __init__(self, commit: Callable[[Positions], None]) -> None:
-        """commit: called with the new position of one queue, with the lock held, so it must be quick."""
+        """commit: called with the lock held, so it must be quick."""
         self._commit = commit
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -51,13 +49,13 @@ class ProcessQueues:
     # --- ownership -------------------------------------------------------------------------------------
 
     def add(self, queue: ProcessQueue, pull: Callable[[ProcessQueue], None]) -> None:
-        """Add a queue. `pull` is called now, and whenever the queue was full and has room again. It must be quick."""
+        """`pull` is called now, and whenever the queue was full and has room again. It must be quick."""
         with self._lock:
             self._pull[queue] = pull
         pull(queue)
 
     def stop(self, queue: ProcessQueue) -> None:
-        """Hand out no more messages. Those in hand can still be finished."""
+        """Messages in hand can still be finished."""
         with self._lock:
             queue.stop()
 
@@ -67,9 +65,7 @@ class ProcessQueues:
             self._remove(queue)
 
     def forget(self, resets: Callable[[], Positions]) -> Positions:
-        """Call `resets`, and remove the queues that it returns. No offset of these queues is committed after
-        the call.
-        """
+        """Remove the queues that `resets` returns. No offset of these queues is committed after the call."""
         with self._lock:
             positions = resets()
             for queue in [queue for queue in self._pull if queue.queue in positions]:
@@ -93,12 +89,12 @@ class ProcessQueues:
 
     @property
     def is_forked(self) -> bool:
-        """Return whether this is a forked process, in which another thread may hold the lock forever."""
+        """In a forked process, another thread may hold the lock forever."""
         return os.getpid() != self._process
 
     @property
     def is_inside(self) -> bool:
-        """Return whether this is a signal handler that interrupted a method."""
+        """Whether this is a signal handler that interrupted a method."""
         return is_owned(self._changed)
 
     def close(self) -> None:
@@ -115,7 +111,7 @@ class ProcessQueues:
     # --- pulling ---------------------------------------------------------------------------------------
 
     def put(self, queue: ProcessQueue, columns: Columns) -> bool:
-        """Add pulled messages. Return whether to continue pulling. If not, `pull` is called when there is room."""
+        """Return whether to continue pulling. If not, `pull` is called when there is room."""
         with self._lock:
             if queue.is_stopped or self._is_closed:
                 return False
@@ -127,7 +123,7 @@ class ProcessQueues:
             return not queue.is_full
 
     def passed(self, queue: ProcessQueue, end: int) -> bool:
-        """Record that no more messages match before queue offset `end`. Return whether to continue pulling."""
+        """Record that no more messages match before queue offset `end`. Returns as `put`."""
         with self._lock:
             if queue.is_stopped or self._is_closed:
                 return False
@@ -139,7 +135,7 @@ class ProcessQueues:
     # --- consuming -------------------------------------------------------------------------------------
 
     def take(self, most: int, timeout: float = math.inf) -> TakenMessages | None:
-        """Return up to `most` messages of one queue; None after `timeout` seconds or `close`."""
+        """Return None after `timeout` seconds or `close`."""
         deadline = time.monotonic() + timeout
         with self._lock:
             while not self._is_closed:
@@ -152,9 +148,7 @@ class ProcessQueues:
         return None
 
     def take_or_call(self, most: int, tell: Callable[[], None]) -> TakenMessages | None:
-        """Return messages if there are any. Otherwise return None, and call `tell` once when the caller should try
-        again. Any thread may call `tell`.
-        """
+        """If there are no messages, call `tell` once when the caller should try again. Any thread may call it."""
         with self._lock:
             if self._is_closed:
                 tell()
@@ -181,7 +175,6 @@ class ProcessQueues:
             pull(queue)
 
     def give_back(self, taken: TakenMessages, seconds: float) -> None:
-        """Hand unfinished messages out again, after `seconds` at the earliest."""
         queue = taken.queue
         with self._lock:
             queue.give_back(taken.handful, time.monotonic() + seconds)

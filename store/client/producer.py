@@ -59,15 +59,13 @@ class Producer(Opened):
         store: the path of an existing store; an open store, which the caller has to close; "rocketmq://host:port" of a
         cluster's name servers; or a `ClusterAddress`.
         name: makes `send` idempotent. Each message then needs a sequence number, ascending in its topic. If a message
-        is sent again after a restart, the store does not append it again. Only one open producer can have a name.
-        linger: seconds to wait for further messages before an append, unless `batch_bytes` bytes of records wait. With
-        0, an append takes the messages sent during the previous append.
-        buffer_bytes: limit of the messages that wait for an append. The running append may have up to `buffer_bytes`
-        more.
+        is sent again after a restart, the store does not append it again.
+        linger: seconds to wait for further messages before an append, unless `batch_bytes` bytes of records wait.
+        buffer_bytes: limit of the messages that wait for an append. The running append may have as many more.
         timeout: seconds that `send` waits for room in the buffer.
 
         Raises as `MessageStore.open`, and `InvalidArgument`. With a name, raises `InvalidGroup`, `CorruptStore`,
-        `StoreLocked` if another producer has it, and `OffsetLost` if retention deleted its last sequences.
+        `StoreLocked` if another open producer has it, and `OffsetLost` if retention deleted its last sequences.
         """
         limits = BufferLimits(
             span("linger", linger),
@@ -143,13 +141,11 @@ class Producer(Opened):
 
         The message is copied. The returned future is done when readers see the message, and can be awaited. It raises
         the errors of `put`: for example, `MessageRefused` for this message alone, or `StoreFull` for all messages of an
-        append, of which none is published. If no future of a failed append has raised its error, `flush` or `close`
-        raises it.
+        append. If no future of a failed append has raised its error, `flush` or `close` raises it.
 
-        sequence: required by a producer with a name, and only allowed there. If the log already has this sequence or a
-        higher one of the topic, nothing is appended, and the result's status is ALREADY_STORED. After a failed append,
-        a producer with a name is closed, and all later messages fail. A new producer with this name can resume after
-        `last_sequence`.
+        sequence: for a producer with a name, and required there. If the log already has this sequence or a higher one
+        of the topic, nothing is appended, and the result's status is ALREADY_STORED. A failed append closes a producer
+        with a name. A new one can resume after `last_sequence`.
 
         Raises `BufferFull` if there is no room within `timeout`, `UnknownTopic`, `InvalidTopic`, and `MessageRefused`.
         """
@@ -193,8 +189,7 @@ class Producer(Opened):
     def request(self, message: Message, timeout: float = 3.0) -> StoredMessage:
         """Send a message, and wait up to `timeout` seconds for its consumer's reply.
 
-        Raises `NoReply`, the errors of a future of `send`, `InvalidArgument` if the producer has a name, and
-        `StoreClosed` if it is closed concurrently.
+        Raises `NoReply`, the errors of a future of `send`, and `InvalidArgument` if the producer has a name.
         """
         self.must_be_open()
         if isinstance(self._store, ClusterAppends):
@@ -226,7 +221,7 @@ class Producer(Opened):
             replies.forget(properties)
 
     def last_sequence(self, topic: str) -> int | None:
-        """Return the highest sequence of a topic in the log when this producer was opened, None if there was none."""
+        """Return the highest sequence of a topic when this producer was opened, or None."""
         self.must_be_open()
         return None if self._sequences is None else self._sequences.found.get(topic)
 
@@ -254,9 +249,7 @@ class Producer(Opened):
         )
 
     def _check(self, topic: str) -> None:
-        """Raise an error if the topic does not exist. If the topic is deleted after this check, the futures of its
-        messages raise the error.
-        """
+        """If the topic is deleted after this check, the futures of its messages raise the error."""
         self._store.begin().add(topic, _NO_MESSAGES)
         self._topics.add(topic)
 

@@ -11,7 +11,7 @@ from store.model.errors import BufferFull, InvalidArgument, StoreClosed, StoreLo
 
 
 class BufferLimits(NamedTuple):
-    """The limits of a buffer; see `Producer`. linger, timeout: seconds."""
+    """See `Producer`. linger, timeout: seconds."""
 
     linger: float
     batch_bytes: int
@@ -20,10 +20,7 @@ class BufferLimits(NamedTuple):
 
 
 class Buffer:
-    """Messages that wait for an append. Any thread adds messages; one thread takes them.
-
-    A message is accepted while the buffer is below its size limit, so the last message may exceed the limit.
-    """
+    """Any thread adds messages; one thread takes them. The last message may exceed the size limit."""
 
     def __init__(self, what: str, limits: BufferLimits) -> None:
         self._what = what
@@ -44,11 +41,6 @@ class Buffer:
         self._taker: threading.Thread | None = None
 
     def add(self, topic: str, row: Row, size: int, sequence: int | None = None) -> SendFuture:
-        """Add a message.
-
-        Raises `BufferFull` if there is no room within the timeout, `StoreClosed`, `StoreLocked` in a signal handler
-        that interrupted `add`, and `InvalidArgument` for a sequence that does not ascend.
-        """
         with self._lock:  # ordered so that an interrupt leaves no message without its sequence
             if self._is_adding:
                 raise self._locked()
@@ -80,9 +72,7 @@ class Buffer:
         return self._bytes
 
     def must_be_outside(self) -> None:
-        """Raise `StoreLocked` in a signal handler that interrupted `add`, because the handler would wait for its own
-        thread.
-        """
+        """A signal handler that interrupted `add` would wait for its own thread."""
         if is_owned(self._work):
             raise self._locked()
 
@@ -124,7 +114,7 @@ class Buffer:
             )
 
     def take(self) -> list[TopicBatch] | None:
-        """Wait for messages, and return all of them; None if the buffer is closed and empty.
+        """Return None if the buffer is closed and empty.
 
         The call also declares that the messages of all earlier calls are settled: appended or failed.
         """
@@ -148,10 +138,6 @@ class Buffer:
             return batches
 
     def flush(self) -> None:
-        """Wait until all messages added before are settled.
-
-        Raises `StoreLocked` as `must_be_outside`, and `BufferFull` in the taker's thread, which cannot wait for itself.
-        """
         self.must_be_outside()
         with self._lock:
             if threading.current_thread() is self._taker:
@@ -165,9 +151,7 @@ class Buffer:
             self._room.wait_for(lambda: self._settled >= last or self._is_over)
 
     def close(self, why: StoreClosed | None = None) -> None:
-        """Refuse further messages, and let `take` return the buffered ones at once. why: the error that `add` then
-        raises.
-        """
+        """Refuse further messages, and let `take` return the buffered ones at once."""
         with self._lock:
             self._why_closed = self._why_closed or why
             self._is_closed = self._is_urgent = True
@@ -176,7 +160,6 @@ class Buffer:
             self._room.notify_all()
 
     def abandon(self) -> list[TopicBatch]:
-        """Close, and return the messages that were not taken."""
         with self._lock:
             self.close()
             batches, self._batches = list(self._batches.values()), {}

@@ -25,14 +25,14 @@ _PROPERTIES = [field.name for field in fields(Message)][1:].index("properties")
 
 
 class Failure:
-    """The error of a failed append. is_raised: whether a future has raised it."""
+    """The error of a failed append."""
 
     def __init__(self, error: BaseException) -> None:
         self._error = error
         self.is_raised = False
 
     def to_raise(self) -> BaseException:
-        """Return a copy of the error, because each `raise` extends an error's traceback."""
+        """Return a copy, because each `raise` extends an error's traceback."""
         self.is_raised = True
         if not isinstance(self._error, StoreError):
             return self._error
@@ -42,11 +42,7 @@ class Failure:
 
 
 class PlacedRows(NamedTuple):
-    """Where the rows of one append are stored.
-
-    first: index in `result` of the first row.
-    store_host: IP address and port of the store, which are part of message ids.
-    """
+    """Where the rows of one append are stored. first: index in `result` of the first row."""
 
     result: AppendResult
     first: int
@@ -58,11 +54,10 @@ ALREADY_STORED = PutResult(PutStatus.ALREADY_STORED, -1, -1, -1, "")
 
 
 class TopicBatch:
-    """Messages of one topic that are appended together. Later it has their outcomes.
+    """Messages of one topic that are appended together, and later their outcomes.
 
-    fields: the fields of all messages in one flat list, because an object for each message would slow the garbage
-    collector. Empty when settled.
-    settled: done when all outcomes are known. Only the `Sender` settles a batch.
+    fields: of all messages in one flat list, because an object for each message would slow the garbage collector. Empty
+    when settled.
     """
 
     def __init__(self, topic: str) -> None:
@@ -86,7 +81,7 @@ class TopicBatch:
         return [some[number::WIDTH] for number in range(WIDTH)]
 
     def settle(self, end: int, outcome: Outcome) -> None:
-        """Record the outcome of the rows after the last settled one, up to and without row `end`."""
+        """Record the outcome of the unsettled rows before row `end`."""
         self._ends.append(end)
         self._outcomes.append(outcome)
         if end < len(self):
@@ -99,10 +94,6 @@ class TopicBatch:
         self.settled.set_result(None)
 
     def wait(self, timeout: float | None) -> None:
-        """Wait until all outcomes are known.
-
-        Raises `TimeoutError`, and `StoreForked` in a process that was forked before they were known.
-        """
         if self.is_settled:
             return
         if os.getpid() != self._process:
@@ -135,14 +126,13 @@ class SendFuture:
         self._row = row
 
     def result(self, timeout: float | None = None) -> PutResult:
-        """Return the outcome. timeout: seconds to wait. Raises the error of the append, and `TimeoutError`."""
+        """Return the outcome within `timeout` seconds. Raises the error of the append, and `TimeoutError`."""
         outcome = self._outcome(timeout)
         if isinstance(outcome, Failure):
             raise outcome.to_raise()
         return outcome
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return the append's error, or None. timeout: seconds. Raises `TimeoutError`."""
         outcome = self._outcome(timeout)
         return outcome.to_raise() if isinstance(outcome, Failure) else None
 
@@ -150,9 +140,10 @@ class SendFuture:
         return self._batch.is_settled
 
     def add_done_callback(self, call: Callable[[SendFuture], object]) -> None:
-        """Call `call` with this future: now if it is done, otherwise later in the producer's thread.
+        """Call `call` with this future: now if it is done, otherwise later in the producer's thread, which `call` must
+        not block.
 
-        `call` must not block that thread. Its errors are logged.
+        Errors of `call` are logged.
         """
         self._batch.settled.add_done_callback(lambda _: call(self))
 

@@ -39,9 +39,7 @@ _Part = tuple[TopicBatch, int, int]
 
 
 class Sender(threading.Thread):
-    """The thread of a producer. It appends all buffered messages in one append, then those that were buffered during
-    it.
-    """
+    """Appends all buffered messages in one append, then those that were buffered during it."""
 
     def __init__(
         self,
@@ -52,7 +50,6 @@ class Sender(threading.Thread):
         *,
         owns: bool,
     ) -> None:
-        """sequences: of a named producer. owns: whether to close the store at the end."""
         super().__init__(name="mq-producer", daemon=True)
         self.what = what
         self._store = store
@@ -89,9 +86,7 @@ class Sender(threading.Thread):
                     self._failed(error)
 
     def _append_or_split(self, parts: Sequence[_Part]) -> None:
-        """Append the parts, and settle their messages. If a message is refused, split the append until that message
-        fails alone.
-        """
+        """If a message is refused, split the append until that message fails alone."""
         outcomes: Sequence[Outcome]
         try:
             if self._fatal is not None:
@@ -126,17 +121,14 @@ class Sender(threading.Thread):
         return [PlacedRows(result, first, host) for first in firsts]
 
     def _fail_remaining(self, error: BaseException) -> None:
-        """Settle all remaining messages with an error, so that no future waits forever."""
+        """Settle all remaining messages, so that no future waits forever."""
         failure = self._failed(error)
         for batch in (*self._taken, *self._buffer.abandon()):
             if not batch.is_settled:
                 batch.settle(len(batch), failure)
 
     def _close_if_named(self, error: Exception) -> None:
-        """If the producer has a name, refuse all messages after a failed append.
-
-        The log records only the highest sequence, so after a later append the failed messages would count as stored.
-        """
+        """The log records only the highest sequence, so after a later append failed messages would count as stored."""
         if self._sequences is not None and self._fatal is None:
             self._fatal = error
             self._buffer.close(
@@ -157,7 +149,6 @@ class Sender(threading.Thread):
         return failure
 
     def raise_unseen(self) -> None:
-        """Raise the first error that no future has raised, with the other such errors as notes."""
         failures, self._failures = self._failures, []
         unseen = [failure for failure in failures if not failure.is_raised]
         if unseen:

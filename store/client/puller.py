@@ -28,14 +28,14 @@ _logger = logging.getLogger("store")
 
 @runtime_checkable
 class ReadsFew(Protocol):
-    """A log that can also read a few messages one by one, which is faster than `scan`."""
+    """A log that can read a few messages one by one, which is faster than `scan`."""
 
     def few(self, wanted: QueueRange) -> Sequence[StoredMessage] | None:
-        """Return all messages of a published range; None if there are so many that `scan` is faster."""
+        """Return None if `scan` is faster. The range must be published."""
 
 
 class PullFigures(NamedTuple):
-    """Metrics of pulling. delivered: ms from storing a message to pulling it. held: the number of held requests."""
+    """delivered: ms from storing a message to pulling it. held: the number of held requests."""
 
     delivered: Figure
     held: Figure
@@ -60,7 +60,6 @@ class Puller:
         figures: PullFigures,
         unreadable: Unreadable = "raw",
     ) -> None:
-        """max_bytes: limit of the records in one read. unreadable: see `ReadSpec`."""
         self._log = log
         self._few = log.few if isinstance(log, ReadsFew) else None
         self._filter = message_filter
@@ -72,7 +71,6 @@ class Puller:
         self._waiting: dict[Queue, ProcessQueue] = {}  # the queues for which a request is held
 
     def pull(self, queue: ProcessQueue) -> None:
-        """Pull a queue until it is full or stopped."""
         self._ask(queue)
 
     def stop(self) -> None:
@@ -84,7 +82,6 @@ class Puller:
             self._held.wake()
 
     def run(self) -> None:
-        """Pull until `stop`. Raises the errors of reading: `CorruptRecord`, `UnreadableBody`, `StoreClosed`, ..."""
         is_over = False
         while not is_over:
             with self._log.hold({}, math.inf, self._filter, _IDLE_SECONDS) as held:
@@ -102,14 +99,14 @@ class Puller:
                 self._answer(held, found)
 
     def _drop_all(self) -> None:
-        """Stop the queues of a deleted topic. If it is recreated, the rebalancer restarts them."""
+        """If the deleted topic is recreated, the rebalancer restarts the queues."""
         for queue in self._waiting.values():
             self._queues.stop(queue)
         self._waiting.clear()
         self._figures.held.set(0)
 
     def _listen(self, held: Held) -> bool:
-        """Hold a request for each new queue. If no request is held, wait for a new queue. Return False after `stop`."""
+        """Return False after `stop`."""
         with suppress(Empty):
             while True:
                 queue = self._asked.get(block=not self._waiting)
@@ -161,10 +158,9 @@ class Puller:
             yield Columns(wanted.queue, batch)
 
     def _corrected(self, queue: ProcessQueue, error: OffsetOutOfRange | UnknownTopic) -> bool:
-        """Skip to the first message that exists, as RocketMQ's consumer does. Return whether to continue pulling.
+        """Skip to the first message that exists, as RocketMQ's consumer does.
 
-        If the queue was deleted or ends before the pulled offset, stop it for the rebalancer to restart. Raises
-        `OffsetLost` if a message within the queue's bounds is lost.
+        If the queue was deleted or ends before the pulled offset, stop it for the rebalancer to restart.
         """
         bounds = self._log.bounds([queue.queue]).get(queue.queue)
         if bounds is None or bounds.max_offset < queue.pulled:

@@ -30,7 +30,7 @@ _logger = logging.getLogger("store")
 
 
 class Leaving(NamedTuple):
-    """A queue that is released, or restarted at `again_at`, as soon as it has no messages in hand.
+    """A queue to release, or to restart at `again_at`, as soon as it has no messages in hand.
 
     since: the `time.monotonic()` at which it was stopped.
     again_at: queue offset, or None to release the queue.
@@ -42,7 +42,7 @@ class Leaving(NamedTuple):
 
 
 class Rebalancer:
-    """Acquires and releases the queues of one consumer. One thread calls `step` and `wait` in turn."""
+    """One thread calls `step` and `wait` in turn."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Rebalancer:
     def begin(self) -> None:
         """Record the start offsets of a new group that begins at the end of its topics.
 
-        The group then gets all messages put after this call, even if the first owner of a queue dies before it commits.
+        The group then gets all later messages, even if the first owner of a queue dies before it commits.
         """
         if self._config.consume_from_where is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET:
             topics = self._log.topics()
@@ -80,7 +80,7 @@ class Rebalancer:
                 self._begin_in(topic, self._config.consume_from_where)
 
     def step(self) -> None:
-        """Adapt to the group's current members, topics and offset resets. After `StoreBusy`, call it again."""
+        """After `StoreBusy`, call it again."""
         now = time.monotonic()
         self.renew()
         self._restart(self._queues.forget(self._member.resets), now)
@@ -97,7 +97,6 @@ class Rebalancer:
         self._log_hanging(now)
 
     def renew(self) -> None:
-        """Renew the queue locks if due, and drop the queues that another member locked."""
         now = time.monotonic()
         if now < self._renewed + _RENEW_SECONDS:
             return
@@ -118,7 +117,7 @@ class Rebalancer:
     def _persist(self) -> None:
         try:
             self._member.persist()
-        except StoreFull as error:  # the next try may find space
+        except StoreFull as error:
             _logger.warning("%s: offsets could not be committed, and are tried again: %s", self._member.id, error)
 
     def wait(self) -> None:
@@ -142,7 +141,7 @@ class Rebalancer:
                 self._leaving[name] = leaving._replace(again_at=position)
 
     def _leave_stopped(self, now: float) -> None:
-        """Release the queues that the puller stopped. The next step restarts those that exist."""
+        """The next step restarts the queues that exist."""
         for name, queue in list(self._mine.items()):
             if queue.is_stopped:
                 if queue.redirected_to is not None:
@@ -180,9 +179,8 @@ class Rebalancer:
         self._consume(got, self._member.committed(got))
 
     def _begin_in(self, topic: str, where: ConsumeFromWhere) -> None:
-        """Record the start offsets of a topic, for all its queues at once.
-
-        If only some queues had an offset, the others would count as queues that were added later.
+        """Record all queues at once. If only some had an offset, the others would count as queues that were added
+        later.
         """
         self._member.begin(
             first_offsets(self._log, topic, self._member.committed, where, self._config.consume_timestamp)

@@ -1,4 +1,4 @@
-"""`ReceivedMessage`: a view of one row of columns, whose values are converted on first access."""
+"""`ReceivedMessage`: a view of one row of columns."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from store.format.properties import dicts
 from store.format.stored_message import StoredMessage, host_of, offset_msg_id
 from store.model.log_protocol import Int64s, Queue
 
-# The columns to pull. Tags, keys and ids are taken from the properties, because for a single message each of their
-# columns would take as long to extract as all columns below to copy.
+# Without tags, keys and ids: for a single message, taking them from the properties is faster than pulling their
+# columns.
 COLUMNS = (
     "queueOffset",
     "body",
@@ -56,12 +56,12 @@ _Value = TypeVar("_Value", covariant=True)
 
 
 class Columns:
-    """n >= 1 messages of one queue, as columns. Lists with an item per message are built on first access."""
+    """n >= 1 messages of one queue."""
 
     body_error: str | None = None  # of a single message with an unreadable body, see `pieces`
 
     def __init__(self, queue: Queue, batch: pa.RecordBatch, tries: int = 0) -> None:
-        """batch: has COLUMNS. tries: how often processing has failed since the pull."""
+        """tries: how often processing has failed since the pull."""
         self._queue = queue
         self._batch = batch
         self.tries = tries
@@ -71,7 +71,7 @@ class Columns:
         return len(self.queue_offset)
 
     def pieces(self) -> list[Columns]:
-        """Split the messages into parts, so that each unreadable message is alone in its part."""
+        """Split the messages, so that each unreadable message is alone in its part."""
         errors = self._batch["bodyError"]
         if errors.null_count == len(self):
             return [self]
@@ -83,16 +83,13 @@ class Columns:
         return pieces
 
     def tried(self) -> Columns:
-        """Return a copy whose messages have failed once more."""
         again = Columns(self._queue, self._batch, self.tries + 1)
         again.body_error = self.body_error
         return again
 
     @property
     def stored_at(self) -> Floats:
-        """Return the store times as float64 ms since the epoch, shape (n,). An invalid time gives an arbitrary
-        number.
-        """
+        """float64 ms since the epoch, shape (n,). An invalid time gives an arbitrary number."""
         times: Floats = numbers(self._batch["storeTimestamp"].view(pa.int64()).fill_null(0)) / 1000
         return times
 
@@ -241,7 +238,7 @@ def _offset_id(host: str, physical_offset: int) -> str:
 
 
 class _Field(Generic[_Value]):
-    """An attribute of `ReceivedMessage`: the item for its row in the list of the same name in `Columns`."""
+    """The item for the message's row in the list of the same name in `Columns`."""
 
     def __init__(self, meaning: str) -> None:
         self.__doc__ = meaning
@@ -311,7 +308,7 @@ _FIELDS = StoredMessage._fields
 
 
 class Messages(Sequence[ReceivedMessage]):
-    """Rows [start, stop) of `Columns` as a sequence of messages, each created on access."""
+    """Rows [start, stop) of `Columns`, each a message that is created on access."""
 
     __slots__ = ("_columns", "_start", "_stop")
 
@@ -345,12 +342,10 @@ class Messages(Sequence[ReceivedMessage]):
 
     @property
     def body_error(self) -> str | None:
-        """Return why the body of a single message cannot be read, None if it can."""
         return self._columns.body_error
 
     @property
     def tries(self) -> int:
-        """Return how often processing has failed since the pull."""
         return self._columns.tries
 
     @property

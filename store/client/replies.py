@@ -1,7 +1,5 @@
-"""Requests and replies, as in RocketMQ's clients.
-
-A request has properties that identify it and its producer. Its consumer sends a `reply` with the same properties to the
-topic of replies. Each requesting producer reads that whole topic, and picks its own replies.
+"""Requests and replies, as in RocketMQ's clients. Each requesting producer reads the whole topic of replies, and picks
+its own.
 """
 
 from __future__ import annotations
@@ -42,8 +40,6 @@ _logger = logging.getLogger("store")
 
 
 class RequestMessage(Protocol):
-    """A received message to reply to."""
-
     @property
     def properties(self) -> dict[str, str]: ...
 
@@ -65,10 +61,7 @@ def reply(request: RequestMessage, body: bytes | str) -> Message:
 
 
 class Replies:
-    """Receives the replies to a producer's requests. A thread reads the topic of replies, from its end at the start."""
-
     def __init__(self, store: MessageStore, what: str) -> None:
-        """Start to receive. Create the topic of replies if it is missing."""
         self._what = f"{what}: replies"
         self._is_over = False
         topic = f"{_CLUSTER}_{REPLY_TOPIC_SUFFIX}"
@@ -87,11 +80,11 @@ class Replies:
 
     @property
     def is_gone(self) -> bool:
-        """Return whether the topic of replies was deleted, so that no more replies arrive."""
+        """Whether the topic of replies was deleted."""
         return isinstance(self._error, UnknownTopic) or not self._topics.queue_count(self._topic)
 
     def expect(self, timeout: float) -> tuple[dict[str, str], Future[StoredMessage]]:
-        """Return the properties of a new request, and the future of its reply. timeout: seconds.
+        """Return the properties of a new request, and the future of its reply.
 
         The caller has to call `forget` when it stops waiting for the reply.
         """
@@ -111,7 +104,7 @@ class Replies:
         self._waiting.pop(properties[PROPERTY_CORRELATION_ID], None)
 
     def stop(self) -> None:
-        """Let the thread end. Futures of replies then raise `StoreClosed`."""
+        """Futures of replies then raise `StoreClosed`."""
         self._is_over = True
         self._held.wake()
 

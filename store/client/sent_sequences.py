@@ -6,8 +6,8 @@ covers the messages before offset `since` of PRODUCERS_TOPIC:
 
     <store>/producers/<name>/reached.json    {"sequences": {"orders": 1041}, "since": 87, "open": true}
 
-The file is written on opening, about once a minute, and on closing. The log is flushed first, so that a crash of the
-machine cannot remove a message whose sequence is in the file.
+The log is flushed before the file is written, so that a crash of the machine cannot remove a message whose sequence is
+in the file.
 """
 
 from __future__ import annotations
@@ -37,13 +37,12 @@ Sequences = Mapping[str, int]  # by topic
 
 
 class SentSequences:
-    """The sequences of an open producer. It keeps the producer's folder locked. Not thread-safe.
+    """Keeps the producer's folder locked. Not thread-safe.
 
     found: the last sequence of each topic in the log on opening.
     """
 
     def __init__(self, store: MessageStore, name: str) -> None:
-        """Raises `InvalidGroup`, `StoreLocked`, `CorruptStore`, `OffsetLost`."""
         try:
             check_group_name(name)
         except InvalidGroup as error:
@@ -76,17 +75,14 @@ class SentSequences:
             raise
 
     def record(self, sequences: Sequences) -> Message:
-        """Return the message that records `sequences`. Add it to the append of their messages. It goes to queue 0, the
-        only queue that `_find` reads.
-        """
+        """The message goes to queue 0, the only one that `_find` reads."""
         return Message(PRODUCERS_TOPIC, encode(dict(sequences)), keys=self._name, queue_id=0)
 
     def has(self, topic: str, sequence: int) -> bool:
-        """Return whether the log had this sequence or a higher one on opening, and the topic still exists."""
         return sequence <= self.found.get(topic, sequence - 1) and self._exists(topic, self._opened_at)
 
     def reach(self, sequences: Sequences, at: int) -> None:
-        """Record that these sequences are appended. at: commit log offset (bytes) of the append."""
+        """at: commit log offset (bytes) of the append."""
         self._reached.update({topic: (last, at) for topic, last in sequences.items()})
 
     def _existing(self) -> dict[str, int]:
@@ -96,12 +92,10 @@ class SentSequences:
         return bool(self._topics.queue_count(topic)) and self._topics.deletions().get(topic, 0) <= at
 
     def persist_if_due(self) -> None:
-        """Write the file if the last write is a minute old. Raises as `MessageStore.flush`."""
         if time.monotonic() - self._persisted_at > _PERSIST_SECONDS:
             self._persist(is_open=True)
 
     def close(self) -> None:
-        """Write the file, and unlock the folder. Raises as `MessageStore.flush`."""
         try:
             self._persist(is_open=False)
         finally:
@@ -117,7 +111,6 @@ class SentSequences:
                 "the last sequence that was sent to each topic. Write these into reached.json, such as "
                 '"sequences": {"orders": 1041}, and set "open" to false there. Then open the producer again'
             )
-        # Ignore topics that were deleted after the append.
         is_there, columns = TopicTable(self._store.path).is_there, ("keys", "body", "physicalOffset")
         for batch in self._store.scan(PRODUCERS_TOPIC, 0, min(max(first, since), end), end, columns):
             own = batch.filter(pc.equal(batch["keys"], constant(self._name)))

@@ -42,7 +42,7 @@ Check = Callable[[StoredMessage], Outcome]
 
 
 class TransactionResult(NamedTuple):
-    """The outcome of a transaction. put: where the message was appended if it was committed, else None."""
+    """The outcome of a transaction. put: None unless it was committed."""
 
     outcome: Outcome
     transaction_id: str
@@ -52,11 +52,10 @@ class TransactionResult(NamedTuple):
 class TransactionProducer(Opened):
     """A member of a producer group. Use it in a `with` statement.
 
-    One open member at a time, in any process, calls its `check` for the group's transactions that were neither
-    committed nor rolled back.
+    One open member at a time, in any process, calls its `check` for the group's open transactions.
 
-    Thread-safe. Methods raise `StoreClosed` after `close`, and `StoreForked` in a forked process. A producer that is
-    dropped without `close` emits a `ResourceWarning`.
+    Thread-safe. Methods raise `StoreClosed` after `close`, and `StoreForked` in a forked process. Without `close`, a
+    producer emits a `ResourceWarning`.
     """
 
     def __init__(
@@ -73,11 +72,11 @@ class TransactionProducer(Opened):
 
         store: the path of an existing store, or a store that is open for writing, which the caller has to close.
         check: returns the outcome of an open transaction. A separate thread calls it with the message as it would be
-        committed. The message's `msg_id` is the transaction id that `execute` got. If `check` raises an error, the
-        thread logs it, and the outcome is UNKNOWN.
+        committed. The message's `msg_id` is the transaction id that `execute` got. An error of `check` is logged, and
+        means UNKNOWN.
         check_interval: seconds between two checks.
         immunity: seconds after its start in which a transaction is not checked.
-        max_checks: after this number of checks, the message of a transaction goes to TRANS_CHECK_MAX_TIME_TOPIC.
+        max_checks: after this number of checks, a message goes to TRANS_CHECK_MAX_TIME_TOPIC.
 
         Raises as `MessageStore.open`, `InvalidGroup`, `InvalidArgument`.
         """
@@ -127,11 +126,11 @@ class TransactionProducer(Opened):
         return TransactionResult(outcome, half.transaction_id, None)
 
     def close(self) -> None:
-        """Leave the group, after the running check. Other members continue to check.
+        """Leave the group, after the running check.
 
         Does nothing the second time and in a forked process. If `check` calls this, the checks stop, but the code that
-        opened the producer still has to call it. Raises as `MessageStore.close` if this producer opened the store.
-        Raises `StoreLocked`, without closing, in a signal handler that interrupted `send`.
+        opened the producer still has to call it. Raises as `MessageStore.close`, and `StoreLocked`, without closing, in
+        a signal handler that interrupted `send`.
         """
         if self.is_forked:
             return
@@ -163,8 +162,6 @@ class TransactionProducer(Opened):
 
 
 class _Checker(threading.Thread):
-    """The thread that checks a group's open transactions."""
-
     def __init__(
         self,
         what: str,
@@ -185,9 +182,7 @@ class _Checker(threading.Thread):
         self._limits = limits
 
     def run(self) -> None:
-        """Check until this member leaves. The member keeps the group's lock between checks, because two checking
-        members would shorten the interval.
-        """
+        """The member keeps the group's lock between checks, because two checking members would shorten the interval."""
         try:
             self._check_periodically()
         finally:
