@@ -15,10 +15,7 @@ from store.model.log_protocol import Queue
 
 
 def allocate(queues: Iterable[Queue], members: Sequence[str], member: str) -> list[Queue]:
-    """Return the queues of `member`, sorted: adjacent queues of each topic. The first members may have one queue more.
-
-    members: ids, sorted. The result is empty if `member` is not one of them.
-    """
+    """Return adjacent queues of each topic, sorted. The first members may have one queue more. members: ids, sorted."""
     if member not in members:
         return []
     index = members.index(member)
@@ -41,14 +38,11 @@ Claims = Mapping[Queue, float]  # by the last request, `time.monotonic()`, which
 
 
 def held(claims: Claims, now: float) -> set[Queue]:
-    """Return the queues whose claims have not expired."""
     return {queue for queue, asked in claims.items() if now - asked <= LOCK_SECONDS}
 
 
 def claim(wanted: Iterable[Queue], own: Claims, others: Set[Queue], now: float) -> dict[Queue, float]:
-    """Return a member's claims after a request for `wanted`. Granted queues get the time `now`.
-
-    own: the member's claims before. others: queues claimed by other members.
+    """Return a member's claims after a request for `wanted`. others: queues claimed by other members.
 
     The first request after a claim expired is refused. Another member may have had the queue in between, so the reader
     has to notice and ask again.

@@ -67,7 +67,7 @@ class MemberEntry:
 
     @staticmethod
     def of_json(text: bytes) -> MemberEntry:
-        """Parse the result of `to_json`. Raises `ValueError` for any other text."""
+        """Raises `ValueError` if `to_json` did not write `text`."""
         found = decode(text, _Written)
         claims = {Queue(topic, queue_id): asked for topic, queue_id, asked in found.claims}
         asks, slots = (tuple(starmap(Queue, each)) for each in (found.asks, found.slots))
@@ -75,8 +75,6 @@ class MemberEntry:
 
 
 class _Written(Struct):
-    """The JSON of a member's file."""
-
     id: str
     subscriptions: dict[str, Subscription]
     model: MessageModel
@@ -95,7 +93,7 @@ def _pairs(queues: Iterable[Queue]) -> list[tuple[str, int]]:
 
 
 def client_id(instance: str | None = None) -> str:
-    """Return a client id as in RocketMQ, for a member in this process: host@instance. Raises `InvalidArgument`."""
+    """Return RocketMQ's client id for a member in this process: host@instance."""
     if instance is None:
         instance = f"{os.getpid()}#{time.monotonic_ns()}"
     if not re.fullmatch(_INSTANCE, instance):
@@ -106,9 +104,7 @@ def client_id(instance: str | None = None) -> str:
 
 
 def check_fit(group: str, entry: MemberEntry, other: MemberEntry, processes: str) -> None:
-    """Raise `GroupConflict` if two members cannot be in one group. processes: names the other member's, for the
-    error.
-    """
+    """processes: of the other member, for the error."""
     if entry.instance == other.instance:  # for example, of containers with the same host name
         found = "already has this name. Give each member an instance of its own"
     elif entry.model is not other.model:
@@ -142,7 +138,7 @@ def _meaning(subscriptions: Subscriptions) -> dict[str, object]:
 
 
 def _wanted(subscription: Subscription) -> Iterator[str]:
-    """Yield the parts of a subscription to compare, because an expression may list its tags in any order."""
+    """An expression may list its tags in any order."""
     if subscription.expression_type != "TAG":
         yield from subscription
     elif subscription.expression.strip() in ("", EVERYTHING):

@@ -48,9 +48,7 @@ class GroupOffsets:
         self._persisted: Positions = {}
 
     def committed(self, queues: Iterable[Queue]) -> Positions:
-        """Return the offsets of queues: as committed here, otherwise as in the files. Queues without one are
-        left out.
-        """
+        """Queues without an offset are left out."""
         queues = list(queues)
         with self._threads:
             done = dict(self._done)
@@ -59,7 +57,7 @@ class GroupOffsets:
         return {queue: found[queue] for queue in queues if queue in found}
 
     def commit(self, positions: Positions) -> None:
-        """Commit offsets, except those that are lower than before."""
+        """Ignore offsets that are lower than before."""
         with self._threads:
             for queue, offset in positions.items():
                 if offset > self._done.get(queue, -1):
@@ -79,10 +77,7 @@ class GroupOffsets:
             return self._done == self._persisted
 
     def persist(self, queues: Set[Queue], before: Callable[[], None]) -> None:
-        """Write the commits in these queues that are ahead of the files.
-
-        before: called after the commits are collected, and before a file changes.
-        """
+        """before: called after the commits are collected, and before a file changes."""
         with self._threads:
             news = {queue: offset for queue, offset in self._done.items() if self._persisted.get(queue) != offset}
         news = {queue: offset for queue, offset in news.items() if queue in queues}
@@ -92,14 +87,12 @@ class GroupOffsets:
             self._persisted |= {queue: offset for queue, offset in news.items() if queue in self._done}
 
     def begin(self, positions: Positions) -> None:
-        """Set the offsets of queues that have none in the files."""
         there = self._files.positions(self._group, {queue.topic for queue in positions})
         missing = {queue: offset for queue, offset in positions.items() if queue not in there}
         if missing:
             self._files.commit_positions(self._group, missing)
 
     def forget(self, queues: Iterable[Queue]) -> None:
-        """Drop the commits in these queues."""
         with self._threads:
             for queue in queues:
                 if self._done.pop(queue, None) is not None:
@@ -108,7 +101,7 @@ class GroupOffsets:
 
 
 def advance(files: ConsumerOffsets, group: str, positions: Positions) -> None:
-    """Raise a group's offsets in its files. Offsets that are not ahead of the files are ignored."""
+    """Ignore offsets that are not ahead of the files."""
     there = files.positions(group, {queue.topic for queue in positions})
     larger = {queue: offset for queue, offset in positions.items() if offset > there.get(queue, -1)}
     if larger:
@@ -116,14 +109,12 @@ def advance(files: ConsumerOffsets, group: str, positions: Positions) -> None:
 
 
 class _ResetsFile(msgspec.Struct):
-    """The JSON of `resets.json`, see above."""
-
     count: int
     queues: list[tuple[str, Int, int, Long, str]]
 
 
 class Reset(NamedTuple):
-    """A reset of a queue. number: counts the group's resets. offset: where to continue. whose: an instance, or ALL."""
+    """number: counts the group's resets. whose: an instance, or ALL."""
 
     number: int
     offset: int
@@ -137,7 +128,7 @@ class Resets:
         self._path = root / CONSUMERS_DIR / group / "resets.json"
 
     def read(self) -> tuple[int, Mapping[tuple[Queue, str], Reset]]:
-        """Return the number of resets, and the last reset of each queue and instance. Raises `CorruptStore`."""
+        """Return the number of resets, and the last reset of each queue and instance."""
         try:
             text = read_file(self._path, MAX_BYTES)
         except FileNotFoundError:
@@ -161,9 +152,7 @@ class Resets:
         }
 
     def add(self, positions: Positions, whose: str = ALL, by_all: int = 0, by_any: int = 0) -> None:
-        """Record a reset.
-
-        by_all: the number of resets that all members have seen; these are dropped.
+        """by_all: the number of resets that all members have seen; these are dropped.
         by_any: the highest number that a member has seen, because the file may be lost or older.
         """
         count, resets = self.read()
@@ -175,7 +164,7 @@ class Resets:
         write_file(self._path, encode(_ResetsFile(count + 1, queues)))
 
     def forget(self) -> None:
-        """Delete the record. Call it if the group has no members."""
+        """Call it if the group has no members."""
         with system_errors(self._path):
             self._path.unlink(missing_ok=True)
 
@@ -187,12 +176,12 @@ def first_offsets(
     where: ConsumeFromWhere,
     timestamp: int = 0,
 ) -> Positions:
-    """Return initial offsets, for `Member.begin`, of a topic's queues in which a group has none.
+    """Return initial offsets, for `Member.begin`, of a topic's queues in which a group has none. timestamp: ms since
+    1970.
 
     If the group has an offset in any queue of the topic, the other queues were added later, and begin at their first
-    message. A retry topic always begins at its first message. Otherwise `where` decides. timestamp: ms since 1970.
-
-    RocketMQ's consumer applies `where` to added queues, too, and so skips messages put before it noticed the queue.
+    message. RocketMQ's consumer applies `where` to added queues, too, and so skips messages put before it noticed the
+    queue.
     """
     queues = log.topics().get(topic, ())
     known = committed(queues)
@@ -208,8 +197,6 @@ _logger = logging.getLogger("store")
 
 
 class GroupFiles:
-    """The files of one consumer group. The constructor raises `InvalidGroup`."""
-
     def __init__(self, root: Path, name: str, timeout: float) -> None:
         """timeout: seconds to wait for the lock."""
         check_group_name(name)
@@ -232,16 +219,16 @@ class GroupFiles:
             yield
 
     def enter(self, entry: MemberEntry) -> MemberFiles:
-        """Add a member, and create its group if it is new. Raises `GroupConflict`."""
+        """Raises `GroupConflict`."""
         self.offsets.settings.create(self.name)
         return self.roster.enter(entry)
 
     def reset(self, positions: Positions) -> None:
-        """Set offsets for all members, and notify them. Raises `UnknownTopic`, `OffsetOutOfRange`."""
+        """Set offsets for all members."""
         self._reset([self.offsets, *ConsumerOffsets.of_instances(self.root, self.name)], positions, ALL)
 
     def reset_by(self, entry: MemberEntry, positions: Positions) -> None:
-        """Reset offsets in the name of a member: its own offsets if it is broadcasting, otherwise the group's."""
+        """A broadcasting member resets only its own offsets."""
         if entry.model is MessageModel.CLUSTERING:
             self.reset(positions)
         else:
@@ -255,7 +242,6 @@ class GroupFiles:
         self._record_reset(positions, whose)
 
     def _record_reset(self, positions: Positions, whose: str) -> None:
-        """Record a reset for the present members, even if the file of resets was lost or is older."""
         if members := self.roster.present():
             known = [entry.resets for entry in members]
             self.resets.add(positions, whose, min(known), max(known))
@@ -263,7 +249,7 @@ class GroupFiles:
             self.resets.forget()
 
     def offsets_of(self, entry: MemberEntry) -> ConsumerOffsets:
-        """Return the files with a member's offsets. A broadcasting member has its own."""
+        """A broadcasting member has its own files."""
         if entry.model is MessageModel.CLUSTERING:
             return self.offsets
         return ConsumerOffsets.of_instance(self.root, self.name, entry.instance)
@@ -273,7 +259,7 @@ class GroupFiles:
         return {queue for queue in queues if queue.queue_id < counts.get(queue.topic, 0)}
 
     def _inherit(self, entry: MemberEntry, done: Positions) -> None:
-        """Take over a dead member's offsets, except in queues that were reset after its last commit."""
+        """Take over offsets, except in queues that were reset after the dead member's last commit."""
         _, reset = self.resets.since(entry.resets, entry.instance)
         counts = self.existing(done.keys() - reset.keys())
         if not counts:

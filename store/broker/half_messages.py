@@ -33,14 +33,12 @@ _OFFSET = re.compile(rb"[0-9]{1,18}")
 
 
 def op_body(offsets: Iterable[int]) -> str:
-    """Return an op message's body, as RocketMQ's TransactionalMessageBridge writes it."""
+    """As RocketMQ's TransactionalMessageBridge writes it."""
     return "".join(f"{offset}{OP_SEPARATOR}" for offset in offsets)
 
 
 def offsets_ended(body: bytes) -> list[int]:
-    """Return the queue offsets in an op message's body. Any other text is skipped, because clients can send op
-    messages.
-    """
+    """Skip any other text, because clients can send op messages."""
     return [int(each) for each in body.split(OP_SEPARATOR.encode()) if _OFFSET.fullmatch(each)]
 
 
@@ -50,7 +48,7 @@ _logger = logging.getLogger("store")
 
 
 class Half(NamedTuple):
-    """An appended half message. physical_offset: commit log offset (bytes) of its record."""
+    """An appended half message. physical_offset: commit log offset (bytes)."""
 
     transaction_id: str
     queue_offset: int
@@ -58,10 +56,9 @@ class Half(NamedTuple):
 
 
 class HalfMessages:
-    """Knows which half messages are open. Not thread-safe."""
+    """Not thread-safe."""
 
     def __init__(self, store: MessageStore) -> None:
-        """Create the topics if they are missing. Raises `ReadOnlyStore`."""
         self._store = store
         for topic in (HALF_TOPIC, OP_TOPIC):
             created(store, topic)
@@ -73,7 +70,7 @@ class HalfMessages:
         self._logged: set[int] = set()  # queue offsets of unreadable half messages
 
     def look(self) -> None:
-        """Read the op messages that arrived since the last call."""
+        """Read the new op messages."""
         for at, op in self._messages(OP_TOPIC, self._ops_seen):
             if isinstance(op, StoreError):
                 raise op  # its half messages are unknown
@@ -86,7 +83,7 @@ class HalfMessages:
         return self._begin <= offset and offset not in self._ended
 
     def open(self) -> Iterator[tuple[Half, StoredMessage]]:
-        """Yield open half messages, as they would be committed. Unreadable ones are logged and skipped."""
+        """Yield half messages as they would be committed. Unreadable ones are logged and skipped."""
         for offset, found in self._open_half_messages():
             message = found if isinstance(found, StoreError) else _verified(found)
             if not isinstance(message, StoreError):
@@ -98,7 +95,7 @@ class HalfMessages:
                 _logger.error("%s: a transaction stays open and cannot be checked: %s", self._store.path, message)
 
     def save(self) -> None:
-        """Commit the offsets of both queues up to the first open half message, as a broker does."""
+        """Commit offsets up to the first open half message, as a broker does."""
         self.look()
         begin = next((offset for offset, _ in self._open_half_messages()), self._store.max_offset(HALF_TOPIC, QUEUE))
         done = [op for op, last in self._last_half.items() if last >= begin]
@@ -121,7 +118,6 @@ class HalfMessages:
         return (each for each in self._messages(HALF_TOPIC, self._begin) if each[0] not in self._ended)
 
     def _messages(self, topic: str, offset: int) -> Iterator[tuple[int, StoredMessage | StoreError]]:
-        """Yield each queue offset from `offset` on, with its message or the error of reading it."""
         count = _AT_ONCE
         while True:
             try:
@@ -149,7 +145,7 @@ class HalfMessages:
 
 
 def _verified(message: StoredMessage) -> StoredMessage | StoreError:
-    """Return the message, or an error if its properties are damaged. Most messages have no checksum of properties."""
+    """Check the properties, because most messages have no checksum of them."""
     said = message.properties
     if PROPERTY_PRODUCER_GROUP in said and said.get(PROPERTY_TRANSACTION_ID, message.msg_id) == message.msg_id:
         return message
@@ -160,13 +156,11 @@ def _verified(message: StoredMessage) -> StoredMessage | StoreError:
 
 
 def number_in(message: StoredMessage, name: str) -> int:
-    """Return the number in a property, 0 if there is no valid one."""
     said = message.properties.get(name, "")
     return int(said) if re.fullmatch("[0-9]{1,9}", said) else 0
 
 
 def created(store: MessageStore, topic: str) -> str:
-    """Return the topic, created with one queue if missing."""
     try:
         store.max_offset(topic, QUEUE)
     except UnknownTopic:

@@ -53,10 +53,7 @@ class Wake(Enum):
 
 @dataclass(eq=False, slots=True)
 class HeldRequest:
-    """A request that waits for messages.
-
-    wake: called once, with this request and the reason, in the waiting thread or inside `hold`. It must be quick and
-    raise nothing.
+    """wake: called once, in the waiting thread or inside `hold`. It must be quick and raise nothing.
     codes: accepted tags codes, None for all.
     deadline: `time.monotonic()`.
     noticed: no message before this queue offset matches.
@@ -79,9 +76,7 @@ class HeldRequest:
 
 
 class HeldRequests:
-    """The held requests, by queue. Thread-safe. changed: the lock, for callers that need a consistent view of several
-    calls.
-    """
+    """Thread-safe. changed: the lock, for callers that need a consistent view of several calls."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -93,7 +88,6 @@ class HeldRequests:
 
     @property
     def queues(self) -> int:
-        """The number of queues with held requests."""
         return len(self._by_queue)
 
     def all(self) -> list[HeldRequest]:
@@ -108,7 +102,7 @@ class HeldRequests:
             self._by_queue.setdefault(request.queue, set()).add(request)
 
     def remove(self, request: HeldRequest) -> bool:
-        """Remove a request. Return whether it was held."""
+        """Return whether the request was held."""
         with self.changed:
             requests = self._by_queue.get(request.queue, set())
             if request not in requests:
@@ -119,7 +113,7 @@ class HeldRequests:
             return True
 
     def behind(self) -> list[HeldRequest]:
-        """Return the requests with messages at or after their offset, as RocketMQ's `checkHoldRequest` does."""
+        """As RocketMQ's `checkHoldRequest`."""
         return [request for request in self.all() if request.noticed > request.offset]
 
     def expired(self, now: float) -> list[HeldRequest]:
@@ -129,9 +123,7 @@ class HeldRequests:
         return min((request.deadline for request in self.all()), default=_NEVER)
 
     def accepting(self, arrivals: list[Arrival]) -> list[HeldRequest]:
-        """Return the requests that accept one of `arrivals`. Other requests of the same queues skip these messages from
-        now on.
-        """
+        """Other requests of the same queues skip these messages from now on."""
         due = []
         with self.changed:
             for arrival in arrivals:
@@ -148,11 +140,10 @@ class PullRequestHoldService(Opened):
     """Holds requests until a message arrives that may match, or until their timeout.
 
     One thread waits for all of them, on the kernel's notification of the published end, which any process may advance.
-    A message with another tag wakes no request. As in RocketMQ, every `CHECK_SECONDS` each request with messages after
-    its offset is woken even if none matches, so that its reader skips them.
+    As in RocketMQ, every `CHECK_SECONDS` each request with messages after its offset is woken even if none matches, so
+    that its reader skips them.
 
-    An error (`failure`) or closing the store stops the service. In a forked process, methods raise `StoreForked`, and
-    `stop` does nothing.
+    An error (`failure`) or closing the store stops the service.
     """
 
     failure: StoreError | None = None
@@ -179,10 +170,8 @@ class PullRequestHoldService(Opened):
         wake: Callable[[HeldRequest, Wake], None],
         message_filter: MessageFilter | None = None,
     ) -> HeldRequest:
-        """Hold a request for messages from `offset` on, up to `timeout` seconds.
-
-        If such a message exists already, or the queue cannot be read, `wake` is called before this returns. Raises
-        `StoreNotOpen`.
+        """timeout: seconds. If a message exists already, or the queue cannot be read, `wake` is called before this
+        returns.
         """
         self.must_be_open()
         self._store.must_be_open()
@@ -206,21 +195,17 @@ class PullRequestHoldService(Opened):
         return request
 
     def cancel(self, request: HeldRequest) -> bool:
-        """Remove a request. Return False if it was woken before."""
+        """Return False if the request was woken before."""
         self.must_be_open()
         return self._requests.remove(request)
 
     @property
     def held(self) -> int:
-        """The number of held requests."""
         self.must_be_open()
         return len(self._requests)
 
     def stop(self) -> None:
-        """Wake all requests with STOPPED, and end the thread. Later requests are not held.
-
-        Raises `StoreLocked` in a signal handler that interrupted another method.
-        """
+        """Wake all requests with STOPPED. Later requests are not held."""
         if is_owned(self._lock):
             raise StoreLocked(
                 f"{self._what}: a signal handler called stop during another call in the same thread. Let the handler "
@@ -254,7 +239,7 @@ class PullRequestHoldService(Opened):
             self._thread = thread  # after `start`, which may fail; the next request then tries again
 
     def _interrupt(self) -> None:
-        """End the thread's wait. The caller must hold the lock."""
+        """The caller must hold the lock."""
         if self._watch is not None:
             self._watch.interrupt()
 
@@ -305,10 +290,6 @@ class PullRequestHoldService(Opened):
             time.sleep(self._rest_seconds)
 
     def _arrived(self, confirm_offset: int) -> list[HeldRequest]:
-        """Return the requests for which a message may have arrived.
-
-        If little was appended, the log shows which; otherwise the ends of the queues are checked.
-        """
         if self._seen <= confirm_offset <= self._seen + _BYTES_A_QUEUE * self._requests.queues:
             try:
                 return self._requests.accepting(self._store.arrivals(self._seen, confirm_offset))
@@ -320,7 +301,7 @@ class PullRequestHoldService(Opened):
         return [request for requests in self._requests.by_queue() for request in self._due(requests)]
 
     def _due(self, requests: list[HeldRequest]) -> list[HeldRequest]:
-        """Return those of the `requests`, all of one queue, for which a message may exist."""
+        """requests: all of one queue."""
         topic, queue_id = requests[0].queue
         try:
             end = self._store.max_offset(topic, queue_id)
@@ -349,8 +330,6 @@ class PullRequestHoldService(Opened):
 
 
 def _hashes(tags_codes: npt.NDArray[np.int64]) -> list[int] | None:
-    """Return the distinct codes. Return None if some are delivery times or addresses, because then only the tag can
-    decide.
-    """
+    """Return None if some codes are delivery times or addresses, because then only the tag can decide."""
     codes = np.unique(tags_codes)
     return codes.tolist() if (codes == codes.astype(np.int32)).all() else None

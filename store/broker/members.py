@@ -49,11 +49,9 @@ _TRIES = 100  # to read an entry during a write
 
 
 class Roster:
-    """The members of one group.
+    """A result may be stale when it is returned. Call `remove_dead` and `enter` while holding the groups' lock.
 
-    A result may be stale when it is returned. Call `remove_dead` and `enter` while holding the groups' lock.
-
-    path: the folder, for a `Watch`. rest_seconds: how long a `Watch` may wait before it checks the folder again.
+    rest_seconds: how long a `Watch` of `path` may wait before it checks the folder again.
     """
 
     rest_seconds = _LOOK_SECONDS
@@ -62,12 +60,12 @@ class Roster:
         self.path = root / CONSUMERS_DIR / group
 
     def present(self) -> list[MemberEntry]:
-        """Return the living members, sorted by id. Raises `CorruptStore` for a file that no member wrote."""
+        """Return the living members, sorted by id."""
         found = (_entry(path) for path in self._files())
         return [entry for entry in found if entry is not None]
 
     def remove_dead(self, inherit: Callable[[MemberEntry, Positions], None]) -> None:
-        """Remove dead members. inherit: called with each one's entry and offsets."""
+        """inherit: called with the entry and offsets of each dead member."""
         for path in self._files():
             if not _is_alive(path):
                 entry = _last_entry(path)
@@ -76,7 +74,6 @@ class Roster:
                 _remove(path)
 
     def enter(self, entry: MemberEntry) -> MemberFiles:
-        """Add a member. Raises `GroupConflict` if it does not fit the others."""
         make_folder(self.path / DONE_DIR)
         for other in self.present():
             check_fit(self.path.name, entry, other, _processes(self._file(other)))
@@ -108,10 +105,8 @@ class MemberFiles(Opened):
         self.claim({})
 
     def claim(self, claims: dict[Queue, float], resets: int | None = None, asks: Iterable[Queue] | None = None) -> None:
-        """Write this member's claims, the number of resets that it has seen, and the queues that it requests. None
-        keeps a value.
+        """None keeps a value. This is also a heartbeat. The caller must hold the groups' lock.
 
-        This is also a heartbeat. The caller must hold the groups' lock. Raises `StoreReplaced` if the file is missing.
         If writing fails, the member leaves, and later calls raise that error.
         """
         self.must_be_in_place()
@@ -143,21 +138,17 @@ class MemberFiles(Opened):
         return not self._is_over
 
     def must_be_open(self) -> None:
-        """Raise `StoreClosed`, `StoreForked`, or the error for which the member left."""
         if self._refusal is not None and not self.is_forked:
             raise copy.copy(self._refusal)  # raising adds to an error's traceback
         super().must_be_open()
 
     def must_be_in_place(self) -> None:
-        """Raise `StoreReplaced` if the file is missing or the directory was replaced, and `StoreNotOpen`."""
+        """Raise `StoreReplaced` if the file is missing or the directory was replaced."""
         self.must_be_open()
         self._place.check()
 
     def note(self, queue: Queue, offset: int) -> None:
-        """Write this member's offset in a queue, for the member that takes over if this one dies. 0 means no offset.
-
-        Raises `StoreClosed`, `StoreForked`.
-        """
+        """Write an offset for the member that takes over if this one dies. 0 means no offset."""
         self.must_be_open()  # before the lock, which a child process may never get
         slot = self._slots.get(queue)
         if slot is not None:
@@ -166,16 +157,12 @@ class MemberFiles(Opened):
                 note_at(self._done_path, self._done_file.fd, slot, offset)
 
     def leave(self) -> None:
-        """Remove the member with its offsets. The caller must hold the groups' lock, and call
-        `must_be_in_place` first.
-        """
+        """The caller must hold the groups' lock, and call `must_be_in_place` first."""
         _remove(self._path)
         self.drop()
 
     def drop(self) -> None:
-        """Leave as if killed, so that other members take over the offsets. Does nothing after `leave` and in a forked
-        process.
-        """
+        """Leave as if killed, so that other members take over the offsets."""
         if not self._is_over:
             self._is_over = True
             with self._threads:
@@ -196,21 +183,21 @@ def _is_alive(path: Path) -> bool:
 
 
 def _remove(path: Path) -> None:
-    """Delete a member's files. The file that makes it a member is the last."""
+    """Delete the file that makes it a member last."""
     for each in (done_path(path), path):
         with system_errors(each):
             each.unlink(missing_ok=True)
 
 
 def _last_entry(path: Path) -> MemberEntry | None:
-    """Parse a member's file. Return None if the member was killed while it wrote the file, or if no member wrote it."""
+    """Return None if the member was killed while it wrote the file, or if no member wrote it."""
     with suppress(ValueError):
         return MemberEntry.of_json(entry_of(path))
     return None
 
 
 def _entry(path: Path) -> MemberEntry | None:
-    """Return the entry of a living member. Return None if it left or died, or has not written its file yet."""
+    """Return None if the member left or died, or has not written its file yet."""
     with system_errors(path):
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -248,17 +235,16 @@ def _boot() -> str:
 
 
 class ServerGroups:
-    """The groups that one server has locked for its clients. Not thread-safe."""
+    """Not thread-safe."""
 
     def __init__(self, root: Path) -> None:
-        """Raises `StoreUnavailable`."""
         self._path = _path(root)
         with system_errors(self._path):
             make_folder(self._path.parent)
             self._file = Descriptor(self._path, open_file)
 
     def enter(self, group: str) -> bool:
-        """Lock a group. Return False if another server has locked it. Raises `StoreUnavailable`."""
+        """Return False if another server has locked the group."""
         with system_errors(self._path):
             return set_lock(self._file.fd, fcntl.F_WRLCK, _byte(group))
 
@@ -270,7 +256,6 @@ class ServerGroups:
 
 
 def is_served(root: Path, group: str) -> bool:
-    """Return whether a server has locked a group. Raises `StoreUnavailable`."""
     path = _path(root)
     with system_errors(path), suppress(FileNotFoundError):
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)

@@ -22,17 +22,13 @@ _CODES = {
 
 
 def response_code(status: GetStatus, offset: int) -> ResponseCode:
-    """Return RocketMQ's response code for a status. In an empty queue, offset 0 is not an error, because it is the
-    queue's end.
-    """
+    """In an empty queue, offset 0 is not an error, because it is the queue's end."""
     if status is GetStatus.NO_MESSAGE_IN_QUEUE:
         return ResponseCode.PULL_OFFSET_MOVED if offset != 0 else ResponseCode.PULL_NOT_FOUND
     return _CODES[status]
 
 
 class PullRequest(NamedTuple):
-    """A request for up to `max_messages` messages of a queue, from queue offset `offset` on."""
-
     group: str
     topic: str
     queue_id: int
@@ -42,9 +38,7 @@ class PullRequest(NamedTuple):
 
 
 class PullResponse(NamedTuple):
-    """The response to a pull. Offsets are queue offsets. remark: the store's status, or the error. records: see
-    `GetResult`.
-    """
+    """remark: the store's status, or the error. records: see `GetResult`."""
 
     code: ResponseCode
     remark: str
@@ -56,7 +50,7 @@ class PullResponse(NamedTuple):
 
 
 def answer(store: MessageStore, request: PullRequest, *, as_records: bool = False) -> PullResponse:
-    """Answer a pull at once, without waiting for messages. as_records, and errors: see `MessageStore.get_message`."""
+    """Answer at once, without waiting for messages."""
     try:
         got = store.get_message(
             request.group,

@@ -52,10 +52,9 @@ def send_back(
     level: the delay level. 0: level 3 after the first failure, one more after each further one, up to 18. Below 0: dead
     letters at once.
     max_reconsume_times: retries before a message becomes a dead letter; default: the group's setting (`retryMaxTimes`),
-    16 if unset. Dead letters are logged. Missing topics are created.
+    16 if unset.
 
-    The messages may be from the store's archive, or deleted. Raises `CorruptStore` for an invalid setting,
-    `InvalidGroup`, and the errors of `MessageStore.put`.
+    The messages may be from the store's archive, or deleted.
     """
     check_group_name(group)
     level, (most, retry_queues) = integer("level", level), GroupConfigs(store.path).retries(group)
@@ -97,9 +96,7 @@ def _created(store: MessageStore, topic: str, queues: int) -> str:
 
 
 def _copies(store: MessageStore, messages: Sequence[StoredMessage]) -> RecordCopies:
-    """Return copies of the records. Records of this store are copied; those of other logs are rebuilt from the
-    messages.
-    """
+    """Records of this store are copied; those of other logs are rebuilt from the messages."""
     has = np.array([_has(store, message) for message in messages], np.bool_)
     at = np.array([message.physical_offset for message in messages], np.int64)
     try:
@@ -111,9 +108,7 @@ def _copies(store: MessageStore, messages: Sequence[StoredMessage]) -> RecordCop
 
 
 def _has(store: MessageStore, message: StoredMessage) -> bool:
-    """Return whether the store has this message. The offset of an archived message may be that of another
-    message here.
-    """
+    """The offset of an archived message may be that of another message here."""
     try:
         record = store.record_at(message.physical_offset)
         found = decode_record(record, f"commit log offset {message.physical_offset}", check_crc=False)

@@ -78,13 +78,12 @@ class Outcome(Enum):
 
 
 class Transactions:
-    """The transactions of one producer group in a store that is open for writing.
+    """The transactions of one producer group.
 
     Thread-safe. Several processes can have an instance for the same group.
     """
 
     def __init__(self, store: MessageStore, group: str) -> None:
-        """Raises `InvalidGroup`, `ReadOnlyStore`."""
         check_group_name(group)
         self.path = store.path
         self._store = store
@@ -100,7 +99,7 @@ class Transactions:
     # --- for the producer --------------------------------------------------------------------------------
 
     def prepare(self, messages: Sequence[Message], fields: Mapping[str, npt.ArrayLike] | None = None) -> list[Half]:
-        """Append half messages atomically. Readers see them after a commit. fields: see `Append.add_messages`.
+        """Append half messages atomically. fields: see `Append.add_messages`.
 
         Raises as `MessageStore.put_many`, and `MessageRefused` for delayed messages, as RocketMQ.
         """
@@ -120,8 +119,7 @@ class Transactions:
         return list(map(Half, ids, placed.queue_offsets.tolist(), placed.physical_offsets.tolist()))
 
     def commit(self, halves: Sequence[Half]) -> AppendResult:
-        """Put the messages into their topics atomically, and return their places. If this raises an error, nothing is
-        put.
+        """Put the messages into their topics atomically.
 
         Raises `TransactionEnded` if one of them was committed, rolled back or given up before, `UnknownTopic` if a
         topic was deleted, and `OffsetLost` if retention deleted a half message.
@@ -129,7 +127,7 @@ class Transactions:
         return self._end_at_current_places(halves, self._commit)
 
     def roll_back(self, halves: Sequence[Half]) -> None:
-        """Drop the messages. Raises `TransactionEnded` as `commit` does."""
+        """Raises `TransactionEnded` as `commit` does."""
         self._end_at_current_places(halves, self._roll_back)
 
     def _commit(self, halves: Sequence[Half]) -> AppendResult:
@@ -146,7 +144,7 @@ class Transactions:
             ending.publish(halves)
 
     def _end_at_current_places(self, halves: Sequence[Half], end: Callable[[Sequence[Half]], Result]) -> Result:
-        """Call `end`. If a check has moved half messages, call it again with their new places."""
+        """If a check has moved half messages, call `end` again with their new places."""
         while True:
             try:
                 return end(halves)
@@ -171,7 +169,7 @@ class Transactions:
     def open(self, immunity: float = IMMUNITY_SECONDS) -> list[tuple[Half, StoredMessage]]:
         """Return the group's half messages that are older than `immunity` seconds, as they would be committed.
 
-        The oldest come first. The result has at least one message if there is any, and at most 1,000 or 16 MiB.
+        The oldest come first. At most 1,000 messages or 16 MiB are returned.
         """
         now, immunity = time.time(), seconds("immunity", immunity)
         with self._turn:
@@ -185,9 +183,8 @@ class Transactions:
     ) -> int:
         """Call `decide` for each message of `open`, and end it as `decide` returns. Return the number of calls.
 
-        After the outcome UNKNOWN, a message is checked again later, up to `max_checks` times. Then it goes to
-        UNDECIDED_TOPIC. Outcomes take effect when this returns, unless the half message was ended concurrently. Call
-        this regularly; RocketMQ does every 30 s.
+        After UNKNOWN, a message is checked again later. Outcomes take effect when this returns, unless the half message
+        was ended concurrently.
         """
         asked = self.open(immunity)
         outcomes = [(half, message, decide(message)) for half, message in asked]
@@ -204,10 +201,7 @@ class Transactions:
     # --- steps -------------------------------------------------------------------------------------------
 
     def _is_due(self, message: StoredMessage, now: float, immunity: float) -> bool:
-        """Return whether to check a half message.
-
-        A message with a time in the future is checked: the clock was set back, so its age is unknown.
-        """
+        """A message with a time in the future is checked: the clock was set back, so its age is unknown."""
         asked = message.properties.get(PROPERTY_CHECK_IMMUNITY, "")
         least = float(asked) if asked.isdecimal() else immunity
         is_own = message.properties.get(PROPERTY_PRODUCER_GROUP) == self._group
@@ -215,7 +209,7 @@ class Transactions:
         return is_own and abs(now - born_ms / 1000) > least
 
     def _end_all(self, outcomes: list[tuple[Half, StoredMessage, Outcome]], max_checks: int) -> None:
-        """End those half messages that are still open. If one cannot be ended, the others are."""
+        """If one half message cannot be ended, the others are."""
         while outcomes:
             try:
                 ending = EndingAppend(self._store, self._halves)
@@ -238,9 +232,7 @@ class Transactions:
     def _leave_open(
         self, half: Half, message: StoredMessage, outcome: Outcome, max_checks: int, error: StoreError
     ) -> None:
-        """Log that a half message could not be ended. If it could not be committed, count the check, as after
-        UNKNOWN.
-        """
+        """If the message could not be committed, count the check, as after UNKNOWN."""
         _logger.error("%s: transaction %s stays open: %s", self._store.path, half.transaction_id, error)
         if outcome is Outcome.COMMIT:
             self._end_all([(half, message, Outcome.UNKNOWN)], max_checks)
@@ -258,7 +250,6 @@ class EndingAppend:
         self._needed: list[tuple[str, Half]] = []  # topics that must exist
 
     def add_committed(self, halves: Sequence[Half]) -> None:
-        """Add messages to commit. Raises `MessageRefused` if a half message has no valid queue."""
         if not halves:
             return
         offsets = np.array([half.physical_offset for half in halves], np.int64)
@@ -292,10 +283,7 @@ class EndingAppend:
             self._needed.append((message.topic, half))
 
     def publish(self, halves: Sequence[Half]) -> AppendResult:
-        """Publish the append, with an op message that ends all `halves`.
-
-        Raises `TransactionEnded` if one of them was ended before, `UnknownTopic` if a topic was deleted.
-        """
+        """Publish with an op message that ends all `halves`."""
         offsets = [half.queue_offset for half in halves]
         if len(set(offsets)) < len(offsets):
             ids = ", ".join(half.transaction_id for half in halves)
@@ -346,7 +334,7 @@ def _was(store: MessageStore, half: Half) -> _KnownBy | None:
 
 
 def as_committed(store: MessageStore, half: Half, message: StoredMessage) -> bytes:
-    """Return the record of a half message as it would be committed. Raises `OffsetLost` if retention deleted it."""
+    """Return the record of a half message as it would be committed."""
     copies = store.copies(np.array([half.physical_offset], np.int64))
     places = CopyDestinations(message.topic, np.array([message.queue_id], np.int64))
     (records,) = copies.records(places, encoding_of(store.config))
@@ -356,8 +344,8 @@ def as_committed(store: MessageStore, half: Half, message: StoredMessage) -> byt
 
 
 def _known_by(message: StoredMessage) -> _KnownBy:
-    """Return the parts that identify a half message, also after a check has moved it. The id alone is not enough,
-    because a producer may use it twice.
+    """The result is the same after a check has moved the message. The id alone is not enough, because a producer may
+    use it twice.
     """
     return message.msg_id, message.properties.get(PROPERTY_PRODUCER_GROUP), message.born_timestamp, message.body_crc
 

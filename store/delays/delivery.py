@@ -39,11 +39,9 @@ class DelayedAppend(Protocol):
 
 
 class Delivery:
-    """Delivers the delayed messages of one store in bounded steps. The caller must hold the delivery lock, and call
-    `begin` first.
+    """Delivers in bounded steps. The caller must hold the delivery lock, and call `begin` first.
 
-    Each message is delivered exactly once, even if this process or the machine dies (see `delivery_progress`). Messages
-    with a damaged record or a deleted topic are logged and skipped.
+    Each message is delivered exactly once, even if this process or the machine dies (see `delivery_progress`).
     """
 
     def __init__(
@@ -55,7 +53,7 @@ class Delivery:
         encoding: Encoding,
         append: DelayedAppend,
     ) -> None:
-        """Read the progress, and write nothing. Raises `CorruptStore`."""
+        """Read the progress, and write nothing."""
         self._root = root
         self._log = log
         self._published_end = published
@@ -84,12 +82,12 @@ class Delivery:
         self._noted: int | None = None  # the log must be flushed up to here before `_progress` is written
 
     def begin(self) -> None:
-        """Write the log offset from which deliveries are recorded in the log alone. Raises `StoreUnavailable`."""
+        """Write the log offset from which deliveries are recorded in the log alone."""
         if not self._is_told:
             self._progress.write(self._root)
 
     def look(self) -> float:
-        """Read the new messages. Return the time (`time.monotonic`) by which to call this again."""
+        """Return the `time.monotonic()` by which to call this again."""
         confirm = self._published_end.confirm_offset
         self._timers.look(confirm)
         if time.monotonic() < self._look_at:
@@ -103,7 +101,7 @@ class Delivery:
         return min((time for time in times if time is not None), default=None)
 
     def step(self, now: int) -> bool:
-        """Deliver some messages due at `now` (ms) in one append. Return whether more are due. Raises as an append."""
+        """Deliver some messages due at `now` (ms) in one append. Return whether more are due."""
         (by_level, levels), (by_time, timers) = self._levels.due(now), self._timers.due(now)
         due = Due.in_order([by_level, by_time])
         left = due.without(self._delivered, self._expired)
@@ -145,7 +143,7 @@ class Delivery:
             write_timer_log(self._root, waiting, newest, known.until, now)
 
     def _append_all(self, due: Due) -> bool:
-        """Append the messages to their topics. If a topic was deleted concurrently, append nothing and return False."""
+        """If a topic was deleted concurrently, append nothing and return False."""
         deletions = self._published_end.deletions
         pieces = [records for copies, offsets in self._sound(due) for records in self._records(copies, offsets)]
         return not pieces or self._append(pieces, unless=lambda: self._published_end.deletions != deletions) is not None
@@ -196,7 +194,7 @@ class Delivery:
 
 
 def _first_waiting(queues: ConsumeQueues, end: int) -> int:
-    """Return the log offset of the first delayed message ever put, `end` if there was none, 0 if unknown."""
+    """Return the log offset of the first delayed message ever put, 0 if unknown."""
     waited = [queues.of(*name) for name in queues.existing() if name[0] in WAITING_TOPICS]
     first = [int(queue.entries_or_zeros(0, 1)["physical_offset"][0]) for queue in waited if queue.has_files]
     return min([end, *first])  # a running append may be after `end`

@@ -51,10 +51,7 @@ _DELIVERED = "delivered"
 
 
 class DeliveryProgress(NamedTuple):
-    """Which delayed messages are delivered.
-
-    levels: maps each delay level to its next queue offset.
-    timers: the delivered messages of TIMER_TOPIC.
+    """levels: maps each delay level to its next queue offset.
     delivered_to: the log offset `to`, None if a broker delivered last.
     """
 
@@ -64,7 +61,6 @@ class DeliveryProgress(NamedTuple):
 
     @staticmethod
     def read(root: Path) -> DeliveryProgress:
-        """Raises `CorruptStore`."""
         path = root / DELAY_OFFSETS_FILE
         content = read_json(path)
         levels = offset_table(path, _OFFSETS, content.get(_OFFSETS))
@@ -106,7 +102,7 @@ def _brokers(path: Path) -> DeliveredTimers:
 def write_timer_check(root: Path, timers: DeliveredTimers, first_waiting: int) -> None:
     """Write the file from which a broker's timer continues.
 
-    It has the time up to which messages are delivered, and the first message that the broker's timer log lacks.
+    first_waiting: the first message that the broker's timer log lacks.
     """
     path = root / TIMER_CHECK_FILE
     check = np.zeros(1, TIMER_CHECK)
@@ -119,7 +115,6 @@ FIELD = "prepared_transaction_offset"
 
 
 def delivery_marks(physical_offsets: Int64s) -> Int64s:
-    """Return the values of `FIELD` that mark messages as deliveries of the records at these log offsets, shape (n,)."""
     return ~physical_offsets
 
 
@@ -140,8 +135,7 @@ _logger = logging.getLogger("store")
 
 
 def delays_step_back(root: Path, log: CommitLog, queues: ConsumeQueues, end: int) -> None:
-    """Lower the progress to a log that ends at `end`, see `step_back`. If the file is ahead of the log, read the
-    deliveries from the log instead.
+    """Lower the progress to a log that ends at `end`, see `step_back`.
 
     Call it as the only writer, under the store lock, before any append. queues: may have entries up to `end`, or fewer.
     """
@@ -173,7 +167,6 @@ def _within(said: DeliveryProgress, queues: ConsumeQueues, end: int) -> Delivery
 
 
 def _proven(log: CommitLog, queues: ConsumeQueues, end: int) -> DeliveryProgress:
-    """Return the progress that the log shows. Each level continues after its last delivered message."""
     delivered = np.sort(delivered_in(log, 0, end))
     levels = [
         (queue_id + 1, queues.of(topic, queue_id)) for topic, queue_id in queues.existing() if topic == SCHEDULE_TOPIC
@@ -183,7 +176,6 @@ def _proven(log: CommitLog, queues: ConsumeQueues, end: int) -> DeliveryProgress
 
 
 def _after_last_delivered(queue: ConsumeQueue, log_begin: int, end: int, delivered: Int64s) -> int:
-    """Return the queue offset after the last delivered message, or the queue's first one. delivered: ascending."""
     last = queue.max_offset(end)
     first = queue.min_offset(log_begin, last)
     while last > first:
@@ -200,10 +192,9 @@ def _after_last_delivered(queue: ConsumeQueue, log_begin: int, end: int, deliver
 def oldest_waiting(
     root: Path, log: CommitLog, queues: ConsumeQueues, confirm_offset: int, *, is_brokers: bool = False
 ) -> int | None:
-    """Return the log offset of the first record before `confirm_offset` that is not delivered yet, None if all are.
+    """Return the log offset of the first record that is not delivered yet, None if all are.
 
-    is_brokers: a broker writes the store, so queues may lag behind the log. Raises `CorruptStore`, and `CorruptSegment`
-    if a queue lost entries.
+    is_brokers: a broker writes the store, so queues may lag behind the log.
     """
     progress, delivered = DeliveryProgress.read(root), np.empty(0, np.int64)
     ends = QueueEnds(confirm_offset, {})

@@ -1,7 +1,8 @@
 """`Levels`: messages with a delay level, in one queue of SCHEDULE_TOPIC for each level (ScheduleMessageService).
 
 The queue entries have the due times, which ascend unless the clock was set back. Then a message is delivered only after
-those before it in the queue. Messages stored while the clock was far ahead are the exception: they are due at once.
+those before it in the queue. Messages stored while the clock was far ahead are the exception: they are due at once, as
+in a broker.
 """
 
 from __future__ import annotations
@@ -34,9 +35,7 @@ _STORED, _STORED_AT = RECORD_HEADER["store_timestamp"], field_offset(RECORD_HEAD
 
 @dataclass
 class _Level:
-    """One level. next: queue offset of its first waiting message. time: when that is due, None if it was not
-    read yet.
-    """
+    """next: queue offset of the first waiting message. time: when that is due, None if it was not read yet."""
 
     queue: ConsumeQueue
     next: int
@@ -45,10 +44,7 @@ class _Level:
 
 
 class Levels:
-    """The levels of one store: RocketMQ's 18, and any others that a broker created.
-
-    Every method raises `CorruptSegment` if a queue lost a file.
-    """
+    """The levels of one store: RocketMQ's 18, and any others that a broker created."""
 
     def __init__(
         self,
@@ -59,11 +55,8 @@ class Levels:
         delivered: Int64s,
         ends: Ends,
     ) -> None:
-        """Start after the delivered messages.
-
-        offsets: maps each level to its next queue offset, limited to the offsets of the queue, as in RocketMQ.
+        """offsets: maps each level to its next queue offset, limited to the offsets of the queue, as in RocketMQ.
         delivered: log offsets of further messages that are delivered.
-        ends: recorded ends of queues.
         """
         self._log = log
         self._levels: dict[int, _Level] = {}
@@ -77,7 +70,6 @@ class Levels:
 
     @property
     def offsets(self) -> dict[int, int]:
-        """Return the queue offset of the first waiting message of each level that has had messages."""
         return {number: level.next for number, level in self._levels.items() if level.end}
 
     def look(self, confirm_offset: int) -> None:
@@ -90,9 +82,7 @@ class Levels:
         return min((time for level in self._levels.values() if (time := self._time(level)) is not None), default=None)
 
     def due(self, now: int) -> tuple[Due, dict[int, int]]:
-        """Return messages that are due at `now` (ms), some of each level. Also return the queue offset after them, by
-        level.
-        """
+        """Return some messages due at `now` (ms), and the queue offset after them, by level."""
         found, then = [], {}
         for number, level in self._levels.items():
             time = self._time(level)
@@ -121,7 +111,7 @@ class Levels:
         return Due.in_order(found), then
 
     def oldest(self, first_byte: int, delivered: Int64s) -> int | None:
-        """Return the log offset of the first waiting message at or after `first_byte`, None if there is none."""
+        """first_byte: log offset."""
         found = (self._oldest(level, first_byte, delivered) for level in self._levels.values())
         return min((offset for offset in found if offset is not None), default=None)
 
@@ -141,9 +131,6 @@ class Levels:
         return level.time
 
     def _due_time(self, said: int, physical_offset: int) -> int:
-        """Return the due time of a message. As in a broker, a message stored while the clock was far ahead is due at
-        once.
-        """
         latest = _now() + FAR_MS
         if said <= latest:
             return said
@@ -158,9 +145,7 @@ class Levels:
             self._levels[number].next, self._levels[number].time = offset, None
 
     def _behind(self, queue: ConsumeQueue, first: int, end: int, delivered: Int64s = _NONE) -> int:
-        """Return the queue offset of the first message from `first` on that is not delivered, skipping blank entries at
-        a queue's begin.
-        """
+        """Skip delivered messages, and blank entries at a queue's begin."""
         while first < end:
             entries, first = self._some(queue, first, end)
             is_over = np.isin(_offsets(entries), delivered) | (entries["size"] == CQ_PRE_BLANK_SIZE)

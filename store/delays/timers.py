@@ -50,10 +50,7 @@ _MOST, _MOST_BYTES = 4096, 8 << 20
 
 
 class Due(NamedTuple):
-    """Delayed messages with their due times.
-
-    times: ms since 1970. physical_offsets, sizes: of their records in the log. Each int64, shape (n,).
-    """
+    """Delayed messages. times: ms since 1970. Each field int64, shape (n,)."""
 
     times: Int64s
     physical_offsets: Int64s
@@ -64,7 +61,7 @@ class Due(NamedTuple):
 
     @staticmethod
     def in_order(parts: Sequence[Due]) -> Due:
-        """Join messages in the order of their due times. Messages with equal times stay in the order of their puts."""
+        """Messages with equal times stay in the order of their puts."""
         columns = [np.concatenate([np.empty(0, np.int64), *column]) for column in zip(*parts, strict=True)]
         times, physical_offsets, sizes = columns or [np.empty(0, np.int64)] * 3
         order = np.lexsort((physical_offsets, times))
@@ -72,12 +69,11 @@ class Due(NamedTuple):
 
     @staticmethod
     def at_once(sizes: Int64s) -> int:
-        """Return how many messages of these sizes one step takes from a queue, at least one if there is any."""
+        """Return how many messages of these sizes one step takes from a queue."""
         ends = np.cumsum(sizes[:_MOST])
         return min(len(ends), max(1, int(np.searchsorted(ends, _MOST_BYTES, side="right"))))
 
     def without(self, physical_offsets: Int64s, before: int) -> Due:
-        """Return the messages that are neither at one of these log offsets nor before `before`."""
         at = self.physical_offsets
         is_before = (at >= 0) & (at < before) & (self.sizes > 0)  # keep a damaged entry: its loss is logged
         left = ~np.isin(at, physical_offsets) & ~is_before
@@ -89,7 +85,7 @@ _logger = logging.getLogger("store")
 
 
 class WaitingMessages(NamedTuple):
-    """Messages that are not delivered yet, in the order of their due times (ms). Each field int64, shape (n,)."""
+    """In the order of their due times (ms). Each field int64, shape (n,)."""
 
     times: Int64s
     queue_offsets: Int64s
@@ -110,7 +106,7 @@ class WaitingMessages(NamedTuple):
 
 
 class DeliveredTimers(NamedTuple):
-    """Delivered messages: all before queue offset `end` that were due at `until` (ms) or earlier."""
+    """All messages before queue offset `end` that were due at `until` (ms) or earlier."""
 
     until: int
     end: int
@@ -120,10 +116,7 @@ class Timers:
     def __init__(
         self, log: CommitLog, queues: ConsumeQueues, known: DeliveredTimers, delivered: Int64s, ends: Ends
     ) -> None:
-        """Start after the delivered messages: those of `known`, and further ones.
-
-        delivered: log offsets of the further ones. ends: recorded ends of queues.
-        """
+        """delivered: log offsets of delivered messages that `known` does not cover."""
         self._log = log
         self._queue = queues.of(TIMER_TOPIC, 0)
         self._known = known
@@ -134,10 +127,7 @@ class Timers:
         self._runs: list[WaitingMessages] = []
 
     def look(self, confirm_offset: int) -> None:
-        """Read the new entries. A lost record is logged and skipped, unless it is before the log's begin.
-
-        Raises `CorruptSegment` if the queue lost a file.
-        """
+        """A lost record is logged and skipped, unless it is before the log's begin."""
         end = self._queue.known_end(max(self._noted_length, self._end), confirm_offset)
         count, lost = _AT_ONCE, 0
         while self._end < end:
@@ -187,7 +177,7 @@ class Timers:
         return min((int(run.times[0]) for run in self._runs), default=None)
 
     def due(self, now: int) -> tuple[Due, list[int]]:
-        """Return messages that are due at `now` (ms), some of each run, and how many are from each run."""
+        """Return some messages due at `now` (ms), and how many are from each run."""
         ends = [int(np.searchsorted(run.times, now, side="right")) for run in self._runs]
         counts = [Due.at_once(run.sizes[:end]) for run, end in zip(self._runs, ends, strict=True)]
         parts = [run.rows(slice(count)) for run, count in zip(self._runs, counts, strict=True)]
@@ -205,10 +195,7 @@ class Timers:
         return DeliveredTimers(now if time is None else min(now, time - 1), self._end)
 
     def is_all(self, known: DeliveredTimers) -> bool:
-        """Return whether `known` covers all delivered messages.
-
-        It does not if the clock was set back: then a message may wait that was due earlier than a delivered one.
-        """
+        """If the clock was set back, a message may wait that was due earlier than a delivered one."""
         return known.until >= self._latest
 
     @property
@@ -219,7 +206,7 @@ class Timers:
 
     @property
     def newest(self) -> tuple[int, int] | None:
-        """Log offset and size of the newest message that was read, None without one."""
+        """Log offset and size of the newest message."""
         if not self._end:
             return None
         entry = self._queue.entries(self._end - 1, self._end)[0]
@@ -227,7 +214,7 @@ class Timers:
 
 
 def _times(log: CommitLog, offsets: Int64s, sizes: Int64s) -> Int64s:
-    """Return the due times of records, ms since 1970, shape (n,). The time is 0 if a record has no valid one."""
+    """Return ms since 1970, shape (n,); 0 for a record without a valid time."""
     times, segments = np.zeros(len(offsets), np.int64), offsets // log.segments.size
     for first, last in pairwise([0, *(np.flatnonzero(np.diff(segments)) + 1).tolist(), len(offsets)]):
         begin = int(segments[first]) * log.segments.size
@@ -245,9 +232,7 @@ def _measured(view: Bytes, positions: Int64s, sizes: Int64s) -> RecordView:
 
 
 def _due_times(properties: PropertyColumns) -> Int64s:
-    """Return the due time of each message: its own time if that is in its slot of RocketMQ's timer, else the end of the
-    slot.
-    """
+    """A message's own time counts if it is in its slot of RocketMQ's timer. Otherwise the end of the slot counts."""
     at, slots = (_numbers(properties.value(name)) for name in (PROPERTY_DELIVER_AT, PROPERTY_TIMER_OUT))
     own = (at > slots) & (at <= slots + TIMER_PRECISION_MS)
     times: Int64s = np.where(own, at, np.where(slots > 0, slots + TIMER_PRECISION_MS, 0))
@@ -270,7 +255,7 @@ def write_timer_log(root: Path, waiting: WaitingMessages, newest: tuple[int, int
     so that must be the newest message of TIMER_TOPIC. If the newest message is delivered already, its unit has a slot
     in the past.
 
-    newest: log offset and size of TIMER_TOPIC's newest message. until: messages due by then are delivered. now: ms.
+    newest: log offset and size of TIMER_TOPIC's newest message. until, now: ms.
     """
     units = _units(waiting, newest, until // TIMER_PRECISION_MS * TIMER_PRECISION_MS, now)
     folder, making = root / TIMER_LOG_DIR, root / f"{TIMER_LOG_DIR}.tmp"
