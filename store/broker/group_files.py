@@ -219,12 +219,10 @@ class GroupFiles:
             yield
 
     def enter(self, entry: MemberEntry) -> MemberFiles:
-        """Raises `GroupConflict`."""
         self.offsets.settings.create(self.name)
         return self.roster.enter(entry)
 
     def reset(self, positions: Positions) -> None:
-        """Set offsets for all members."""
         self._reset([self.offsets, *ConsumerOffsets.of_instances(self.root, self.name)], positions, ALL)
 
     def reset_by(self, entry: MemberEntry, positions: Positions) -> None:

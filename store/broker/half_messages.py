@@ -70,7 +70,6 @@ class HalfMessages:
         self._logged: set[int] = set()  # queue offsets of unreadable half messages
 
     def look(self) -> None:
-        """Read the new op messages."""
         for at, op in self._messages(OP_TOPIC, self._ops_seen):
             if isinstance(op, StoreError):
                 raise op  # its half messages are unknown

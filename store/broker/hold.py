@@ -53,9 +53,10 @@ class Wake(Enum):
 
 @dataclass(eq=False, slots=True)
 class HeldRequest:
-    """wake: called once, in the waiting thread or inside `hold`. It must be quick and raise nothing.
+    """A request that waits.
+
+    wake: called once, in the waiting thread or inside `hold`. It must be quick and raise nothing.
     codes: accepted tags codes, None for all.
-    deadline: `time.monotonic()`.
     noticed: no message before this queue offset matches.
     """
 

@@ -46,7 +46,6 @@ class ConsumerThreads:
         return threading.current_thread() in self._workers
 
     def stop(self) -> None:
-        """Does not wait for the threads."""
         self._queues.close()
         for puller in self._pullers:
             puller.stop()

@@ -148,7 +148,6 @@ def call(listener: Listener, messages: Messages, group: str) -> CallResult:
 
 
 def _named(message: ReceivedMessage) -> str:
-    """Use the id of the first delivery, because each retry gets a new id."""
     again = f" (try {message.reconsume_times + 1})" if message.reconsume_times else ""
     return f"{first_id(message.msg_id, message.properties)} of {message.topic}{again}"
 

@@ -119,7 +119,6 @@ class Deliverer:
             self._stopping.wait(rest)
 
     def _go_on(self, watch: Watch) -> float:
-        """Return the seconds to rest."""
         if self._delivering is None:
             self._turn = self._turn or ByteLock(self._root / LOCK_FILE, DELIVERY_BYTE)
             if not self._turn.take():

@@ -111,7 +111,6 @@ class Levels:
         return Due.in_order(found), then
 
     def oldest(self, first_byte: int, delivered: Int64s) -> int | None:
-        """first_byte: log offset."""
         found = (self._oldest(level, first_byte, delivered) for level in self._levels.values())
         return min((offset for offset in found if offset is not None), default=None)
 
