@@ -41,7 +41,8 @@ class DelayedAppend(Protocol):
 class Delivery:
     """Delivers in bounded steps. The caller must hold the delivery lock, and call `begin` first.
 
-    Each message is delivered exactly once, even if this process or the machine dies (see `delivery_progress`).
+    Each message with a sound record and an existing topic is delivered exactly once, even if this process or the
+    machine dies (see `delivery_progress`).
     """
 
     def __init__(
