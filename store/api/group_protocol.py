@@ -1,8 +1,6 @@
 """`Group` and `Member`: the interface of a consumer group.
 
-A group reads each message of its topics once. Its members share the queues: each queue has one owner at a time. The
-group's offsets are the progress in each queue. `store.directory.directory_group` keeps groups in files of a store,
-`store.cluster.group` in RocketMQ brokers.
+A group reads each message of its topics once. Its members share the queues, and each queue has one owner at a time.
 """
 
 from __future__ import annotations
@@ -19,16 +17,14 @@ EVERYTHING = "*"
 
 
 class MessageModel(Enum):
-    """How members share messages. CLUSTERING: one member reads a message. BROADCASTING: each member reads it, and has
-    its own offsets.
-    """
+    """CLUSTERING: one member reads a message. BROADCASTING: each member reads it, with its own offsets."""
 
     CLUSTERING = "clustering"
     BROADCASTING = "broadcasting"
 
 
 class ConsumeFromWhere(Enum):
-    """The start of a group in a queue without an offset, see `store.broker.group_files.first_offsets`."""
+    """The start in a queue without an offset, see `store.broker.group_files.first_offsets`."""
 
     CONSUME_FROM_LAST_OFFSET = "last"
     CONSUME_FROM_FIRST_OFFSET = "first"
@@ -36,7 +32,7 @@ class ConsumeFromWhere(Enum):
 
 
 class Subscription(NamedTuple):
-    """The filter for the messages of a topic. expression_type: TAG or SQL92, RocketMQ's ExpressionType."""
+    """The filter for the messages of a topic. expression_type: TAG or SQL92."""
 
     expression: str = EVERYTHING
     expression_type: str = "TAG"
@@ -49,7 +45,7 @@ Subscriptions = Mapping[str, Subscription]  # by topic
 
 
 class MemberInfo(NamedTuple):
-    """A member as others see it. queues: those that it owns, sorted. silent_seconds: time since its last heartbeat."""
+    """queues: those that it owns, sorted. silent_seconds: time since its last heartbeat."""
 
     id: str
     subscriptions: Subscriptions
@@ -62,8 +58,8 @@ class MemberInfo(NamedTuple):
 class Member(Protocol):
     """One consumer in its group. Threads may share it.
 
-    Every method except `leave` raises `StoreClosed` after `leave`, `StoreForked` in a forked process, and `StoreLocked`
-    while a RocketMQ broker runs on the directory.
+    Methods raise `StoreClosed` after `leave`, `StoreForked` in a forked process, and `StoreLocked` while a RocketMQ
+    broker runs on the directory.
     """
 
     @property
@@ -78,14 +74,13 @@ class Member(Protocol):
         """
 
     def wait(self, timeout: float) -> bool:
-        """Wait up to `timeout` seconds, or until `leave`, for a change of the group. Return whether there was one.
+        """Wait up to `timeout` seconds, or until `leave`, for a change since the last call that returned True.
 
-        A change is that members joined or left, another member acquired or released a queue, or offsets were reset. It
-        counts from the last call that returned True.
+        A change is that members joined or left, another member acquired or released a queue, or offsets were reset.
         """
 
     def lock(self, queues: Iterable[Queue], *, ask: bool = False) -> set[Queue]:
-        """Acquire or renew the locks of `queues` for 60 s. Return the queues that are locked (LOCK_BATCH_MQ).
+        """Acquire or renew the locks of `queues` for 60 s. Return the locked queues (LOCK_BATCH_MQ).
 
         A queue can be locked if it is free, its lock has expired, or it is this member's. If a lock of this member
         expired, its next try fails, because its reader has to restart. Commits in newly acquired queues are discarded.
@@ -95,32 +90,30 @@ class Member(Protocol):
         """
 
     def asked(self) -> set[Queue]:
-        """Return the queues of this member that another member requests. This member need not release them."""
+        """Return this member's queues that others request. It need not release them."""
 
     def unlock(self, queues: Iterable[Queue]) -> None:
-        """Persist the committed offsets of queues, and release their locks."""
+        """Persist committed offsets, and release the locks."""
 
     def committed(self, queues: Iterable[Queue]) -> Positions:
-        """Return the offsets to read next, of queues that have one: as committed by this member, otherwise as
-        persisted.
-        """
+        """Return the next offsets of queues that have one: as committed by this member, otherwise as persisted."""
 
     def begin(self, positions: Positions) -> None:
-        """Set and persist the first offsets of queues; see `store.broker.group_files.first_offsets`.
+        """Set and persist first offsets; see `store.broker.group_files.first_offsets`.
 
         Queues that have an offset, or that were reset or deleted concurrently, are skipped. So call `committed`
-        afterwards to get the offsets to use.
+        afterwards.
         """
 
     def commit(self, positions: Positions) -> None:
-        """Commit offsets: all messages before `positions` are done.
+        """All messages before `positions` are done.
 
-        Offsets lower than before, and queues of other members, are ignored. Commits are not synced to the device, but
-        they survive a kill of this process: the next owner of a queue begins there.
+        Lower offsets than before, and queues of other members, are ignored. Commits are not synced to the device, but
+        they survive a kill of this process: the next owner begins there.
         """
 
     def persist(self) -> None:
-        """Write the committed offsets of this member's queues to the group's offsets. Call it every 5 s.
+        """Write this member's commits to the group's offsets. Call it every 5 s.
 
         Queues that were reset concurrently keep their new offset. No offset decreases.
         """
@@ -128,24 +121,24 @@ class Member(Protocol):
     def resets(self) -> Positions:
         """Return the new offsets of queues that were reset since the last call, or since this member joined.
 
-        Commits in a reset queue are ignored until this returns the queue. After that, the caller must not commit
-        offsets of messages that it read before.
+        Commits in a reset queue are ignored until this returns it. After that, the caller must not commit offsets of
+        messages that it read before.
         """
 
     def reset(self, positions: Positions) -> None:
-        """Reset the group's offsets in queues of this member, which were recreated or are shorter than before.
+        """Reset the group's offsets in queues of this member that were recreated or are shorter than before.
 
-        Offsets may decrease. A broadcasting member resets only its own offsets. The next `resets` of this member
-        returns them. Raises `UnknownTopic`.
+        Offsets may decrease. A broadcasting member resets only its own. The next `resets` returns them. Raises
+        `UnknownTopic`.
         """
 
     def send_back(
         self, messages: Sequence[StoredMessage], delay_level: int = 0, max_reconsume_times: int | None = None
     ) -> None:
-        """Send messages back to the group, to be delivered again or become dead letters (CONSUMER_SEND_MSG_BACK).
+        """Send messages back, to be delivered again or become dead letters (CONSUMER_SEND_MSG_BACK).
 
         delay_level: 0 for RocketMQ's default, 3 plus the number of retries; negative for dead letters at once.
-        max_reconsume_times: retries before a message becomes a dead letter; default: the group's setting, 16.
+        max_reconsume_times: retries before that; default: the group's setting, 16.
         """
 
     def leave(self) -> None:
@@ -174,15 +167,15 @@ class Group(Protocol):
         """Join the group, and create it if it does not exist.
 
         exclusive: this member takes all queues or none, so others leave it out when they allocate queues.
-        instance: RocketMQ's instanceName, unique among the current members. A broadcasting member finds its offsets by
-        this name after a restart. Default: a new name; DEFAULT for broadcasting.
+        instance: RocketMQ's instanceName, unique among the current members; default: a new name, DEFAULT for
+        broadcasting. A broadcasting member finds its offsets by it after a restart.
 
         Raises `InvalidGroup`, and `GroupConflict` if members have other subscriptions, models or order, or the same
         instance.
         """
 
     def create(self) -> None:
-        """Create the group with RocketMQ's default settings if it does not exist."""
+        """Create the group with RocketMQ's default settings, if missing."""
 
     def members(self) -> list[MemberInfo]:
         """Return the current members, sorted by id."""
@@ -191,15 +184,15 @@ class Group(Protocol):
         """Return the persisted offsets of queues that have one."""
 
     def reset(self, positions: Positions) -> None:
-        """Set the group's offsets. Current members continue at them at once.
+        """Current members continue at the new offsets at once.
 
-        Raises `UnknownGroup`, which suggests similar names, `UnknownTopic`, `OffsetOutOfRange`.
+        Raises `UnknownGroup`, `UnknownTopic`, `OffsetOutOfRange`.
         """
 
 
 @runtime_checkable
 class HasGroups(Protocol):
-    """The address of a log (`LogAddress`) that has consumer groups."""
+    """The address of a log that has consumer groups."""
 
     def group(self, name: str) -> Group:
         """Raises `InvalidGroup`."""

@@ -1,4 +1,4 @@
-"""`Joining`: joins a new writer to a directory's writers, after a recovery if necessary."""
+"""Joins a new writer to a directory's writers, after a recovery if necessary."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Joining:
         self._queues = queues
 
     def join(self, lock: StoreLock) -> tuple[PublishedEnd, RecordedEnds]:
-        """Join the writers, and recover the directory if necessary. Sets the expected lengths of the queues.
+        """Sets the expected lengths of the queues. The caller must hold `lock`.
 
-        The caller must hold `lock`. Raises `StoreFull`, `ConfigError`, `CorruptStore`, and `StoreLocked` if the
-        directory needs a recovery and has other writers.
+        Raises `StoreFull`, `ConfigError`, `CorruptStore`, and `StoreLocked` if the directory needs a recovery and has
+        other writers.
         """
         root = self._directory.root
         self._directory.check_sizes(self._config)
@@ -69,9 +69,8 @@ class Joining:
         return published, RecordedEnds(ends, root, self._log, self._index)
 
     def _expect(self, published: PublishedEnd, found: QueueEnds | None, *, alone: bool) -> QueueEnds | None:
-        """Set the expected lengths of the queues, and return the recorded ones.
-
-        found: the recorded lengths before joining, if no recovery was necessary. They may include later appends.
+        """Return the recorded lengths. found: those before joining, if no recovery was necessary; they may include
+        later appends.
         """
         root = self._directory.root
         # While there are other writers, a length may have been recorded after a queue lost a file.
@@ -87,7 +86,7 @@ class Joining:
         return ends
 
     def _decide(self, ends: QueueEnds | None, *, alone: bool) -> Callable[[], None] | None:
-        """Return a function that carries out the recovery, None if none is necessary. Changes no file.
+        """Return a function that carries out the recovery, if necessary. Changes no file.
 
         ends: the recorded ends of queues. Appends after them are added to it.
         """
@@ -115,9 +114,7 @@ class RecordedEnds:
     """The recorded lengths of the queues, updated after each flush and written periodically."""
 
     def __init__(self, ends: QueueEnds | None, root: Path, log: CommitLog, index: Index) -> None:
-        """ends: None if other writers were open and the file was missing when this writer joined. Then `note` does
-        nothing.
-        """
+        """ends: None if the file was missing while other writers were open. Then `note` does nothing."""
         self._ends = ends
         self._root = root
         self._topics = Topics(root)
@@ -126,7 +123,7 @@ class RecordedEnds:
         self._threads = threading.RLock()
 
     def note(self, begin: int, end: int, ranges: Ranges, *, at_once: bool = False) -> None:
-        """Add the queue entries of the flushed log [begin, end). at_once: write the file even if it is not due."""
+        """Add the flushed log [begin, end). at_once: write the file even if it is not due."""
         ends = self._ends
         if ends is None:
             return

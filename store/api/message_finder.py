@@ -1,4 +1,4 @@
-"""`MessageFinder`: the methods of a store that find messages, and tables of topics and groups."""
+"""The methods of a store that find messages, and tables of topics and groups."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class MessageFinder(StoreReader):
     ) -> list[StoredMessage]:
         """Return the newest messages of a topic that have a key, stored in [begin, end] (ms); oldest first.
 
-        A key is one of `Message.keys`, or a client's message id. Messages appended with messageIndexEnable=false are
-        not found. If the store has too few, older ones come from its archive, if it has one. An unreadable body is left
-        as it is stored, and property `BODY_ERROR` has the reason.
+        key: one of `Message.keys`, or a client's message id. Messages appended with messageIndexEnable=false are not
+        found. Older messages come from the archive, if there is one. An unreadable body is left as it is stored, with
+        the reason in property `BODY_ERROR`.
 
         Raises `UnknownTopic`, `CorruptRecord`, `ConfigError` if the index has other sizes than configured,
         `ArchiveError`, `ObjectsUnavailable`.
@@ -52,7 +52,7 @@ class MessageFinder(StoreReader):
         return there
 
     def message_by_id(self, offset_msg_id: str) -> StoredMessage:
-        """Return the message with this offsetMsgId. To find a message by its client's id, use `query`.
+        """Return the message with this offsetMsgId. For a client's id, use `query`.
 
         As in RocketMQ, the message may be from before its topic was recreated. Raises `InvalidMessageId`, `OffsetLost`,
         `OffsetNotYet`, `CorruptRecord`, `UnreadableBody`.
@@ -63,16 +63,12 @@ class MessageFinder(StoreReader):
         return self._inflated(message)
 
     def record_at(self, physical_offset: int) -> bytes:
-        """Return the bytes of the record that begins at this offset of the log.
-
-        Raises `OffsetLost`, `OffsetNotYet`, and `CorruptRecord` if no record begins there.
-        """
+        """Return the record that begins at a log offset. Raises `OffsetLost`, `OffsetNotYet`, `CorruptRecord`."""
         self.must_be_open()
         return record_at(self._log, integer("physical_offset", physical_offset), self.confirm_offset)[1]
 
     def first_message(self) -> StoredMessage | None:
-        """Return the first message of the log, of any topic, with its body as it is stored. Return None if the log is
-        empty.
+        """Return the first message of the log, with its body as it is stored; None if the log is empty.
 
         Raises `CorruptRecord`, and `OffsetLost` if retention deletes it concurrently.
         """
@@ -81,7 +77,7 @@ class MessageFinder(StoreReader):
         return message_at(self._log, first, end) if first < end else None
 
     def copies(self, physical_offsets: Int64s) -> RecordCopies:
-        """Return copies of the messages at these distinct log offsets, to be added to an `Append`.
+        """Return copies of messages, for an `Append`. physical_offsets: distinct.
 
         Raises `CorruptRecord`, `OffsetLost`, `OffsetNotYet`.
         """
@@ -95,9 +91,8 @@ class MessageFinder(StoreReader):
     def with_keys(self, ranges: Iterable[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
         """Return the parts of published `ranges` that can contain messages with one of `keys` as key or `msgId`.
 
-        All such messages are in the parts; others may be, too. The parts include all messages that the index may lack:
-        a broker's, those appended with messageIndexEnable=false, and all before these. Raises `UnknownTopic`,
-        `UnknownQueue`.
+        They include all messages that the index may lack: a broker's, those appended with messageIndexEnable=false, and
+        all before these. Raises `UnknownTopic`, `UnknownQueue`.
         """
         self.must_be_open()
         return self._narrowing().with_keys(ranges, [text("key", key) for key in keys])
@@ -113,10 +108,10 @@ class MessageFinder(StoreReader):
         tags: str | MessageFilter | None = None,
         unreadable: Unreadable = "error",
     ) -> pa.RecordBatchReader:
-        """Return the current messages of a topic, queue after queue, as a stream of batches with `columns`.
+        """Return the current messages of a topic, queue after queue, as a stream of batches.
 
-        queues: queue ids, or a mapping of these to ranges [start, end) of offsets; default: all messages.
-        begin, end: only messages stored in [begin, end), ms since 1970.
+        queues: queue ids, or a mapping of these to ranges [start, end) of offsets; default: all.
+        begin, end: messages stored in [begin, end), ms since 1970.
         tags, unreadable: see `scan`.
 
         Raises as `scan`, and `InvalidArgument` for a range that ends before it begins.
@@ -131,21 +126,20 @@ class MessageFinder(StoreReader):
     def topics_table(self) -> pa.Table:
         """Return a table of the current topics.
 
-        Columns: topic (string), queues (int32), messages (int64), bytes of their records in the log (int64), and
-        newest, when the last message was stored (timestamp[us, UTC], null without one).
+        Columns: topic (string), queues (int32), messages (int64), bytes of their records (int64), and newest, the last
+        store time (timestamp[us, UTC], null without one).
 
-        Reads the queue entry of each message, 20 bytes. Raises `CorruptSegment`, `CorruptRecord`, and `OffsetLost` if a
-        file is missing.
+        Reads the queue entry of each message, 20 bytes. Raises `CorruptSegment`, `CorruptRecord`, `OffsetLost`.
         """
         self.must_be_open()
         return topics_table(self)
 
     def groups_table(self) -> pa.Table:
-        """Return a table of the current consumer groups, with a row for each queue of each topic that a group reads.
+        """Return a table of the current consumer groups, with a row for each queue that a group reads.
 
         Columns: group, topic (string), queueId (int32), offset that the group reads next (int64, null if it never
-        committed one), maxOffset of the queue (int64), and lag, the number of unread messages (int64). A group without
-        offsets has one row, with nulls. Raises `CorruptStore`.
+        committed one), maxOffset of the queue, and lag in messages (int64). A group without offsets has one row, with
+        nulls. Raises `CorruptStore`.
         """
         self.must_be_open()
         return groups_table(self, self._groups.all_positions())
@@ -177,9 +171,8 @@ class MessageFinder(StoreReader):
         return found
 
     def _stored_from(self, topic: str, queue: int, start: int, timestamp: int) -> int:
-        """Return the offset of the first message at or after a time, at least `start`.
-
-        Raises `OffsetLost` if that may be a deleted message.
+        """Return the first offset at or after a time, at least `start`. Raises `OffsetLost` if that may be a deleted
+        message.
         """
         found = self.offset_by_time(topic, queue, timestamp)
         if start < found <= self.offsets(topic, queue)[0]:

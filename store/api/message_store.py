@@ -1,4 +1,4 @@
-"""`MessageStore`: the methods for users. They delegate to other modules."""
+"""The methods for users. They delegate to other modules."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class MessageStore(MessageFinder):
 
     Any number of stores, in any processes of one host, may be open on one directory, for writing and for reading.
     Threads may share a store. Methods raise `StoreClosed` after `close`, and `StoreForked` in a forked process. During
-    `close`, a method or an iterator of batches in another thread completes or raises `StoreClosed`. A store that is
-    dropped without `close` emits a `ResourceWarning`, and leaves its directory as a killed process does.
+    `close`, a method or iterator in another thread completes or raises `StoreClosed`. A store that is dropped without
+    `close` emits a `ResourceWarning`, and leaves its directory as a killed process does.
     """
 
     def __init__(self, directory: StoreDirectory, config: StoreConfig, *, read_only: bool) -> None:
@@ -105,8 +105,8 @@ class MessageStore(MessageFinder):
 
         create: create a store in a missing or empty directory (not with `read_only`).
         read_only: acquire no lock and write nothing; also for the directory of a RocketMQ broker.
-        config: a `StoreConfig` or the path of a `store.conf`; default: the directory's own `config/store.conf`, else
-        RocketMQ's defaults. The file sizes of an existing store do not change.
+        config: settings, or the path of a `store.conf`; default: the directory's own, else RocketMQ's. The file sizes
+        of an existing store do not change.
 
         Raises `NotAStore`, `UnsupportedStore`, `StoreLocked`, `StoreFull`, `ConfigError`, `CorruptSegment`,
         `CorruptStore`. Like every method, raises `StoreUnavailable` for an error of the operating system. Emits
@@ -130,7 +130,7 @@ class MessageStore(MessageFinder):
     def create_topic(self, topic: str, queues: int = 4) -> int:
         """Create a topic, or add queues to it. Return its number of queues.
 
-        Raises `StoreFull`, and `InvalidTopic` for fewer queues or a name that RocketMQ refuses.
+        Raises `StoreFull`, and `InvalidTopic` for fewer queues or a refused name.
         """
         self.must_be_open()
         writer = self._writing()
@@ -140,9 +140,8 @@ class MessageStore(MessageFinder):
     def delete_topic(self, topic: str) -> None:
         """Delete a topic, with its queues and settings.
 
-        From then on, every process gets `UnknownTopic` for it, including an append that is running. If this raises an
-        error, nothing is deleted. Raises `UnknownTopic`, `FlushFailed`, `StoreBusy`, and `InvalidTopic` for a broker's
-        own topic.
+        From then on, every process gets `UnknownTopic` for it, even a running append. If this raises, nothing is
+        deleted. Raises `UnknownTopic`, `FlushFailed`, `StoreBusy`, and `InvalidTopic` for a broker's own topic.
         """
         self.must_be_open()
         if topic in NOT_FOR_PUTTING:
@@ -175,13 +174,12 @@ class MessageStore(MessageFinder):
     def append_table(self, topic: str, table: Any) -> AppendResult:
         """Append a table of messages to one topic. Readers see all of it or nothing.
 
-        table: a pyarrow Table or RecordBatch, a pandas frame, or any other Arrow stream. Columns: body (binary or
-        string); optionally tags, keys (string, or list of strings), properties (map<string, string>), queueId,
-        shardingKey, flag, bornTimestamp (timestamp, or integer ms). Rows without a queue go to all queues in turn, 16
-        to each.
+        table: a pyarrow Table or RecordBatch, a pandas frame, or any Arrow stream. Columns: body (binary or string);
+        optionally tags, keys (string, or list of strings), properties (map<string, string>), queueId, shardingKey,
+        flag, bornTimestamp (timestamp, or integer ms). Rows without a queue go to all queues in turn, 16 to each.
 
-        Rows beyond about 32 MiB are encoded under the append lock, so a table of gigabytes blocks other appends for
-        seconds. Raises `InvalidColumns`, and as `put`.
+        Rows beyond about 32 MiB are encoded under the append lock, so gigabytes block other appends for seconds. Raises
+        `InvalidColumns`, and as `put`.
         """
         self.must_be_open()
         return self._writing().append(self._records.of_table(topic, table))
@@ -210,8 +208,8 @@ class MessageStore(MessageFinder):
         """Delete old messages, as RocketMQ's broker does: one step, to be called periodically.
 
         now: seconds since 1970.
-        asked: delete at any hour, not only at `deleteWhen`.
-        forced: delete messages of any age.
+        asked: at any hour, not only at `deleteWhen`.
+        forced: of any age.
         dry_run: only return the files that would be deleted.
         config: settings to use instead of the store's.
 
@@ -253,19 +251,19 @@ class MessageStore(MessageFinder):
     ) -> Archived:
         """Copy messages that are not archived yet to an archive; see docs/archive.md. Also with `read_only`.
 
-        url: a directory or an fsspec URL; default: the one in the store's settings. The first URL is written there.
-        From then on `clean` keeps messages that are not archived, and readers read older messages from the archive. An
+        url: a directory or an fsspec URL; default: the one in the store's settings. The first URL is written there:
+        from then on `clean` keeps messages that are not archived, and readers read older messages from the archive. An
         archive at another URL is a mere copy.
-        older_than: archive messages stored at least so many seconds ago.
-        topics: the topics to archive, () for all except system topics; default: as at the last run, at first ().
+        older_than: seconds since a message was stored.
+        topics: () for all except system topics; default: as at the last run, at first ().
         reserved_hours: delete archived messages stored longer ago, in whole pieces of a queue; default: none.
         forget: topics whose archived messages to delete first in each queue that cannot continue, as after a gap.
-        storage_options: fsspec's. They are not written to the settings.
-        progress: called with the number of messages archived so far, and their total.
+        storage_options: fsspec's, not written to the settings.
+        progress: called with the numbers of messages archived and in total.
 
-        The call may be killed and repeated. Raises `ObjectsUnavailable`, `UnknownTopic`, `ArchiveOfAnother` (nothing is
-        archived), `QueuesPassedOver` (all other queues are archived), `StoreLocked` if another process archives, and
-        `NoArchive` if the archive in the settings is missing.
+        The call may be killed and repeated. Raises `ObjectsUnavailable`, `UnknownTopic`, `ArchiveOfAnother`,
+        `QueuesPassedOver` (all other queues are archived), `StoreLocked` if another process archives, and `NoArchive`
+        if the archive in the settings is missing.
         """
         self.must_be_open()
         known = StoreArchive.remembered(self.path, self.config, storage_options)
@@ -285,7 +283,7 @@ class MessageStore(MessageFinder):
 
     @property
     def is_inside(self) -> bool:
-        """Whether this thread is inside an append. If it is, `close` raises an error."""
+        """Whether this thread is inside an append, in which `close` raises an error."""
         return self._writer is not None and self._writer.is_inside
 
     def close(self) -> None:
@@ -343,9 +341,7 @@ def _is_brokers(end: LogEnd) -> bool:
 
 
 def _recorded_ends(root: Path, end: LogEnd) -> Ends:
-    """Return the recorded ends of the queues.
-
-    Return none if a broker has written since, or if a queue lost a file: the queue may have grown after that, with
+    """Return none if a broker has written since, or if a queue lost a file: the queue may have grown after that, with
     entries missing in between.
     """
     noted = None if end.by_log or end.has_lost else QueueEnds.read(root)
@@ -357,10 +353,9 @@ def _nothing() -> None:
 
 
 def delete_topic(path: str | os.PathLike[str], topic: str) -> None:
-    """Delete a topic of the store in directory `path`. Other processes may have the store open.
+    """Delete a topic of the store in directory `path`, also while other processes have it open.
 
-    Raises as `MessageStore.delete_topic` and `MessageStore.open`: `StoreLocked` while a RocketMQ broker runs on the
-    directory.
+    Raises as `MessageStore.open` and `MessageStore.delete_topic`.
     """
     with MessageStore.open(path, create=False) as store:
         store.delete_topic(topic)

@@ -1,4 +1,4 @@
-"""`StoreReader`: the reading methods of a store. None of them acquires the append lock."""
+"""The reading methods of a store. None of them acquires the append lock."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from store.read.published import PublishedQueues
 
 
 class StoreReader(Opened):
-    """The reading methods. A subclass sets the attributes below, and closes them."""
+    """A subclass sets the attributes below, and closes them."""
 
     path: Path
     config: StoreConfig
@@ -77,10 +77,7 @@ class StoreReader(Opened):
 
     @property
     def dispatched_offset(self) -> int:
-        """Commit log offset (bytes) up to which queues have entries.
-
-        It is lower than `confirm_offset` if a broker has not written all entries yet.
-        """
+        """Commit log offset (bytes) up to which queues have entries. A broker's may lag behind `confirm_offset`."""
         self.must_be_open()
         return self._published.dispatched_offset()
 
@@ -100,15 +97,15 @@ class StoreReader(Opened):
         return self._published.offsets(topic, queue_id)
 
     def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
-        """Return the `offsets` of the queues that exist, in the given order."""
+        """Return the `offsets` of the queues that exist, in order."""
         self.must_be_open()
         return self._published.bounds(queues)
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER) -> int:
-        """Return the queue offset of the first message stored at or after `timestamp` (ms).
+        """Return the queue offset of the first message stored at or after `timestamp` (ms); with Boundary.UPPER, of the
+        last stored at or before it.
 
-        With Boundary.UPPER, return the offset of the last message stored at or before it. Raises `UnknownTopic`,
-        `UnknownQueue`, and `OffsetLost` if a file is missing.
+        Raises `UnknownTopic`, `UnknownQueue`, and `OffsetLost` if a file is missing.
         """
         self.must_be_open()
         timestamp = integer("timestamp", timestamp)
@@ -129,15 +126,15 @@ class StoreReader(Opened):
         """Return a few messages, a status, and the offset to read next, as RocketMQ's `getMessage`.
 
         group: ignored; it is RocketMQ's first argument.
-        as_records: return mapped records of the log instead of decoded messages. Only hashes of tags are compared, so
-        the caller must check for collisions.
+        as_records: return mapped records instead of decoded messages, without the archive. Only hashes of tags are
+        compared, so the caller must check for collisions.
 
-        An unknown topic or queue gives NO_MESSAGE_IN_QUEUE, as in RocketMQ. Messages older than the store are read from
-        its archive, if it has one, but not as records.
+        An unknown topic or queue gives NO_MESSAGE_IN_QUEUE, as in RocketMQ. Older messages are read from the archive,
+        if there is one.
 
         Raises `CorruptRecord`, `CorruptSegment`, and `OffsetLost` if a file is lost. Raises `UnreadableBody` if the
-        body of the first message does not decompress or exceeds `maxDecompressedMessageSize`; read on at `offset + 1`.
-        With an archive, raises `ArchiveError` and `ObjectsUnavailable` as well.
+        first message's body does not decompress or exceeds `maxDecompressedMessageSize`; read on at `offset + 1`. With
+        an archive, raises `ArchiveError` and `ObjectsUnavailable` as well.
         """
         self.must_be_open()
         offset, max_messages = integer("offset", offset), integer("max_messages", max_messages)
@@ -161,17 +158,14 @@ class StoreReader(Opened):
         return self.get_message(group, topic, queue_id, offset, max_messages, message_filter, as_records=as_records)
 
     def sizes(self, topic: str, queue_id: int, start: int, end: int) -> Int64s:
-        """Return the record sizes (bytes) of messages [start, end), int64, shape (end - start,). Raises as `scan`."""
+        """Return record sizes (bytes) of messages [start, end). Raises as `scan`."""
         self.must_be_open()
         start, end = integer("start", start), integer("end", end)
         queue = self._published.queue_containing(QueueRange(Queue(topic, queue_id), start, end))
         return queue.entries(start, end)["size"].astype(np.int64)
 
     def tags_codes(self, topic: str, queue_id: int, start: int, end: int) -> Int64s:
-        """Return the tags codes of published messages [start, end) in their queue, int64, shape (end - start,).
-
-        Raises `OffsetLost` if retention deleted some of them.
-        """
+        """Return the tags codes of published messages [start, end) in their queue. Raises `OffsetLost`."""
         self.must_be_open()
         start, end = integer("start", start, 0), integer("end", end, 0)
         return self._published.of(topic, queue_id).entries(start, end)["tags_code"].astype(np.int64)
@@ -194,17 +188,17 @@ class StoreReader(Opened):
         """Return messages [start, end) of one queue as record batches, in order, with exactly `columns` (see COLUMNS).
 
         tags: an expression such as "paid || shipped", or any filter, see `store.message_filter`.
-        check_crc: compare bodies with their checksums. Without it, the header of each record is still checked, but the
-        part behind its body only if a column or a filter needs it.
-        max_rows, max_bytes: limits of a batch, which has at least one row. `max_bytes` limits the records, and the
-        decompressed bodies.
+        check_crc: compare bodies with their checksums. Without it, record headers are still checked, but the part
+        behind a body only if a column or a filter needs it.
+        max_rows, max_bytes: limits of a batch, which has at least one row. Bytes of records, and of decompressed
+        bodies.
         max_body_bytes: limit of one decompressed body; default: `maxDecompressedMessageSize`.
         unreadable: for a body over that limit, or one that does not decompress. "error" raises after the messages
         before it. "null" reads it as null, "raw" as it is stored; column `bodyError` has the reason.
 
         Raises at once `OffsetLost` (start < min), `OffsetNotYet` (end > max), `UnknownTopic`, `InvalidColumns`,
-        `FilterError`, `InvalidArgument` (a limit below 1). While iterating, raises `CorruptRecord`, `UnreadableBody`,
-        and `OffsetLost` if retention overtakes the reader or the topic is deleted.
+        `FilterError`, `InvalidArgument`. While iterating, raises `CorruptRecord`, `UnreadableBody`, and `OffsetLost` if
+        retention overtakes the reader or the topic is deleted.
         """
         self.must_be_open()
         check_columns(columns)
@@ -221,10 +215,9 @@ class StoreReader(Opened):
         return self.read(QueueRange(Queue(topic, queue_id), integer("start", start), integer("end", end)), spec)
 
     def read(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
-        """Return the messages of a range as `scan`. Messages that the store has deleted are read from its archive, if
-        it has one.
+        """As `scan`, but messages that the store has deleted are read from its archive, if it has one.
 
-        Raises as `scan`; with an archive, `ArchiveError` and `ObjectsUnavailable` as well.
+        Also raises `ArchiveError` and `ObjectsUnavailable`.
         """
         self.must_be_open()
         try:
@@ -243,12 +236,12 @@ class StoreReader(Opened):
         return self.tiered(archive) if archive.url else None
 
     def read_own(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
-        """Return the messages of a range as `scan`, without the archive."""
+        """As `scan`, without the archive."""
         self.must_be_open()
         return self._published.scan(wanted, spec, self.config.maxDecompressedMessageSize)
 
     def fingerprint(self, topic: str, queue_id: int, offset: int) -> Fingerprint | None:
-        """Return the identity of the message at `offset`, which must be below the queue's end; None if it is deleted.
+        """Identify the message at `offset`, which must be below the queue's end; None if it is deleted.
 
         Raises `UnknownTopic`, `UnknownQueue`.
         """
@@ -256,7 +249,7 @@ class StoreReader(Opened):
         return self._published.fingerprint(topic, queue_id, integer("offset", offset, 0))
 
     def fingerprints(self, offsets: Mapping[Queue, int]) -> dict[Queue, Fingerprint]:
-        """Return the `fingerprint` in each queue. Missing queues and deleted messages are left out."""
+        """Missing queues and deleted messages are left out."""
         self.must_be_open()
         found = {}
         for queue, it in self._published.there(offsets):
@@ -265,8 +258,7 @@ class StoreReader(Opened):
         return found
 
     def can_have(self, topic: str, queue_id: int, offset: int, was: Fingerprint) -> bool:
-        """Return whether the message at `offset` has fingerprint `was`. If it is deleted, return whether it may have
-        had it.
+        """Return whether the message at `offset` has fingerprint `was`, or if it is deleted, may have had it.
 
         If not, the store was restored from a backup, or a RocketMQ broker restarted the queue. Raises as `fingerprint`.
         """
@@ -289,15 +281,14 @@ class StoreReader(Opened):
         return confirm
 
     def arrivals(self, begin: int, end: int) -> list[Arrival]:
-        """Return the messages between two confirm offsets, which should be close together.
-
-        Raises `CorruptRecord`, and `OffsetLost` if retention deleted the messages.
+        """Return the messages between two confirm offsets, which should be close together. Raises `CorruptRecord`,
+        `OffsetLost`.
         """
         self.must_be_open()
         return arrivals(self._log, integer("begin", begin, 0), integer("end", end, 0))
 
     def watch(self) -> Watch:
-        """Return a `Watch`, which wakes one waiting thread at each publication. With a broker's directory, it polls."""
+        """A `Watch` wakes one waiting thread at each publication. With a broker's directory, it polls."""
         self.must_be_open()
         return self._watches.new()
 
@@ -309,8 +300,7 @@ class StoreReader(Opened):
         return self._groups.offsets(group, topic).get(integer("queue_id", queue_id))
 
     def commit_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
-        """Set the next offsets (queue id to queue offset) of a consumer group. When this returns, they are on the
-        device.
+        """Set a group's next offsets (queue id to queue offset). When this returns, they are on the device.
 
         Works with `read_only`, too. Does not block appends. Raises `InvalidGroup`, `UnknownTopic`, `UnknownQueue`,
         `OffsetOutOfRange` (below 0), `StoreBusy`, and `StoreLocked` while a RocketMQ broker runs on the directory.

@@ -40,7 +40,7 @@ _SIZED_MESSAGES = 1_000_000
 
 
 class TopicRow(NamedTuple):
-    """A topic with its numbers. size: bytes of its records, None if unknown. newest: last store time, ms since 1970."""
+    """size: bytes of its records, None if unknown. newest: last store time, ms since 1970."""
 
     topic: str
     queues: int
@@ -50,7 +50,7 @@ class TopicRow(NamedTuple):
 
 
 def topics_table(store: StoreReader) -> pa.Table:
-    """Return a row for each topic. Raises as `StoreReader.sizes`."""
+    """Raises as `StoreReader.sizes`."""
     rows = topic_rows(store, store.topics())
     return _table([(*row[:-1], row.newest and row.newest * 1000) for row in rows], TOPICS_SCHEMA)
 
@@ -62,7 +62,7 @@ def _table(rows: Sequence[Sequence[object]], schema: pa.Schema) -> pa.Table:
 
 
 def topic_rows(store: StoreReader, topics: Iterable[str], sized: int | None = None) -> Iterator[TopicRow]:
-    """Yield a row for each of `topics` that exists. sized: a topic with more messages than this has no size."""
+    """Missing topics are skipped. sized: a topic with more messages than this has no size."""
     counts = store.topics()
     for topic in topics:
         with suppress(UnknownTopic):  # deleted concurrently
@@ -89,7 +89,7 @@ def _size(store: StoreReader, bounds: Mapping[Queue, Bounds]) -> int:
 
 
 def record_bytes(store: StoreReader, topic: str, queue: int, first: int, end: int) -> Iterator[int]:
-    """Yield the total size of the records of [first, end), for a million messages at a time."""
+    """Yield the total size for a million messages at a time."""
     for start in range(first, end, _SIZES_AT_ONCE):
         yield int(store.sizes(topic, queue, start, min(start + _SIZES_AT_ONCE, end)).sum())
 
@@ -101,15 +101,12 @@ def _newest(store: StoreReader, bounds: Mapping[Queue, Bounds]) -> int | None:
 
 
 def store_html(store: StoreReader, committed: Mapping[str, Positions]) -> str:
-    """Return the first topics, with their rates, and the first lags as HTML tables. Raises as `topics_table`.
-
-    committed: the offsets of each group.
-    """
+    """committed: each group's offsets. Raises as `topics_table`."""
     return topics_html(store) + groups_html(store, committed)
 
 
 def topics_html(store: StoreReader) -> str:
-    """Return the first topics as an HTML table, without the sizes of large topics. Raises as `topics_table`."""
+    """Sizes of large topics are left out. Raises as `topics_table`."""
     topics = list(store.topics())
     shown = topics[:_SHOWN_ROWS]
     rows: list[tuple[object, ...]] = [
@@ -122,7 +119,7 @@ def topics_html(store: StoreReader) -> str:
 
 
 def groups_html(store: StoreReader, committed: Mapping[str, Positions]) -> str:
-    """Return the lag of each group in each topic as an HTML table, "" without groups. committed: see `store_html`."""
+    """committed: see `store_html`. Returns "" without groups."""
     lags = Counter[tuple[str, str]]()
     for row in groups_table(store, committed).to_pylist():
         if row["topic"] is not None:
@@ -134,7 +131,7 @@ def groups_html(store: StoreReader, committed: Mapping[str, Positions]) -> str:
 
 
 def _in_last_minute(store: StoreReader, row: TopicRow) -> int:
-    """Return the number of messages that were stored in the last minute, 0 if the topic was deleted concurrently."""
+    """Return 0 if the topic was deleted concurrently."""
     since = round(time.time() * 1000) - 60_000
     if row.newest is None or row.newest < since:
         return 0
@@ -147,7 +144,6 @@ def _in_last_minute(store: StoreReader, row: TopicRow) -> int:
 
 
 def groups_table(store: StoreReader, committed: Mapping[str, Positions]) -> pa.Table:
-    """Return a row for each group and queue."""
     rows = [row for group, positions in sorted(committed.items()) for row in _group_rows(store, group, positions)]
     return _table(rows, GROUPS_SCHEMA)
 

@@ -1,4 +1,4 @@
-"""`Writer`: the writing side of an open store, and `Append`, which collects messages for one append."""
+"""The writing side of an open store, and `Append`, which collects messages for one append."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ from store.upkeep.retention import refuse_when_full
 from store.upkeep.store_directory import StoreDirectory
 
 _logger = logging.getLogger("store")
-_DELETED_SECONDS = 10.0  # between two checks for open files that were deleted
+_DELETED_SECONDS = 10.0  # between checks for open files that were deleted
 _SPACE_SECONDS = 1.0  # between two checks of the space on the device
 
 
 class Writer:
-    """One of the writers of a directory. Methods raise `StoreClosed` after `close`."""
+    """Methods raise `StoreClosed` after `close`."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Writer:
         index: Index,
         queues: ConsumeQueues,
     ) -> None:
-        """Join the writers of the directory, and recover the store if necessary. Call `start` after this.
+        """Join the writers, and recover the store if necessary. Call `start` after this.
 
         Sets the expected lengths of `queues`. Raises `StoreLocked`, `StoreFull`, `ConfigError`, `CorruptStore`.
         """
@@ -92,7 +92,7 @@ class Writer:
         self.figures = Figures(directory.root)
 
     def start(self) -> None:
-        """Start the threads. The caller must be able to close this writer if an interrupt follows."""
+        """The caller must be able to close this writer if an interrupt follows."""
         self._flusher.start(self._config.flushIntervalCommitLog / 1000, self._after_flush)
 
     def _after_flush(self) -> None:
@@ -117,7 +117,7 @@ class Writer:
     def append(
         self, pieces: Iterable[Piece], *, flush: bool = False, unless: Condition | None = None
     ) -> AppendResult | None:
-        """Append pieces as `Appender.append`. Also raises `StoreFull` if the device has little space."""
+        """As `Appender.append`. Also raises `StoreFull` if the device has little space."""
         topics: set[str] = set()
         since = time.perf_counter()
         try:
@@ -173,7 +173,7 @@ class Writer:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the append lock. The append of a dead writer is undone first, so the files end at the published end."""
+        """First undo a dead writer's append, so that the files end at the published end."""
         with self._lock.held():
             self._appender.repair()
             yield
@@ -196,24 +196,20 @@ class Writer:
         self._lock.must_not_reenter()
 
     def flush(self) -> None:
-        """Sync everything published so far. Raises `FlushFailed`."""
+        """Raises `FlushFailed`."""
         self._flusher.flush()
 
     def settle(self) -> None:
-        """Flush, and record the lengths of the queues.
-
-        Retention calls this before it deletes parts of the log from which queues could be rebuilt.
-        """
+        """Retention calls this before it deletes parts of the log from which queues could be rebuilt."""
         with self.held():
             self._flusher.flush()
             self._ends.note(self.published.confirm_offset, self.published.confirm_offset, {}, at_once=True)
 
     def close(self) -> None:
-        """Flush, and leave the directory's writers, after the running append. The last writer marks the directory as
-        closed.
+        """Flush, and leave the directory's writers, after the running append.
 
-        Raises `FlushFailed`, `StoreBusy` or `StoreReplaced` after leaving. Then the directory is not marked: the file
-        `abort` is not deleted.
+        Raises `FlushFailed`, `StoreBusy` or `StoreReplaced` after leaving. Then the directory is not marked as closed:
+        the file `abort` is not deleted.
         """
         try:
             self._deliverer.stop()
@@ -259,8 +255,8 @@ def _while_there_is_space(root: Path, config: StoreConfig, pieces: Iterable[Piec
 class Append:
     """Collects messages of any topics for one append. Readers see all of them or none.
 
-    Created by `MessageStore.begin`. Not thread-safe. After `publish`, even if that raises, and after `abandon`, methods
-    raise `StoreClosed`.
+    Created by `MessageStore.begin`. Not thread-safe. Methods raise `StoreClosed` after `publish`, even if that raises,
+    and after `abandon`.
     """
 
     def __init__(self, path: Path, records: RecordMaker, writer: Writer) -> None:
@@ -272,36 +268,34 @@ class Append:
     def add(self, topic: str, table: Any) -> None:
         """Add a table, see `MessageStore.append_table`.
 
-        The table is not copied: `publish` reads about 16 MiB at a time, so a memory-mapped table or a
-        `pyarrow.RecordBatchReader` takes no memory. Raises `UnknownTopic`, `InvalidTopic`, and `InvalidColumns` for
-        wrong names or types of columns.
+        `publish` reads about 16 MiB at a time, so a memory-mapped table or a `pyarrow.RecordBatchReader` takes no
+        memory. Raises `UnknownTopic`, `InvalidTopic`, `InvalidColumns`.
         """
         self._open_parts().append(self._records.of_table(topic, table))
 
     def add_messages(self, messages: Iterable[Message], fields: Mapping[str, npt.ArrayLike] | None = None) -> None:
-        """Add messages of any topics. Raises as `put` if one is refused.
+        """Add messages of any topics. Raises as `put`.
 
-        fields: fields of RECORD_HEADER from a remote producer, by name: one value for each message.
+        fields: of RECORD_HEADER, from a remote producer: one value for each message.
         """
         parts, listed = self._open_parts(), sendable(messages)
         if listed:
             parts.append([_with_fields(fields, self._records.of_messages(listed))])
 
     def choose(self, messages: Sequence[Message]) -> list[int]:
-        """Return the queue id that `add_messages` would choose for each message. Raises as `add_messages`."""
+        """Return the queue ids that `add_messages` would choose. Raises as `add_messages`."""
         self._open_parts()
         return self._records.choose(sendable(messages))
 
     def add_broker_messages(
         self, messages: Sequence[Message], fields: Mapping[str, npt.ArrayLike] | None = None
     ) -> None:
-        """Add messages to any topics, even a broker's own, with any properties. Each message must have a queue id."""
+        """Add messages to any topics, even a broker's own, with any properties. Each must have a queue id."""
         self._open_parts().append([_with_fields(fields, self._records.of_own(messages))])
 
     def add_copies(self, copies: RecordCopies, places: CopyDestinations) -> None:
-        """Add copies of stored messages (see `MessageStore.copies`), to any topics and with any properties.
-
-        Raises `MessageRefused` if the properties become too large.
+        """Add copies of stored messages to any topics, with any properties. Raises `MessageRefused` if these become too
+        large.
         """
         self._open_parts().append(list(self._records.of_copies(copies, places)))
 
@@ -320,8 +314,8 @@ class Append:
 
         Other appends wait for this one, some seconds for gigabytes. Takes about 40 bytes of memory for each message.
 
-        Raises as `put`, `InvalidColumns` for values of a table, and any error of a stream or of `unless`. Readers then
-        see none of the messages.
+        Raises as `put`, `InvalidColumns`, and any error of a stream or of `unless`. Readers then see none of the
+        messages.
         """
         parts, self._parts = self._open_parts(), None
         return self._writer.append(chain.from_iterable(parts), flush=flush, unless=unless)

@@ -1,1 +1,1 @@
-"""The format on disk: its declaration (`layout`), and encoding and decoding of one or many records."""
+"""RocketMQ's format on disk: its layout, encoding and decoding."""

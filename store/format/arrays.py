@@ -1,7 +1,7 @@
 """Convert numpy arrays and Python values to Arrow arrays and back, without importing pandas.
 
-`pa.array`, `pa.scalar`, `to_numpy` and pyarrow functions with plain arguments import pandas to check for its objects.
-That takes more time and memory than all other imports of a process.
+`pa.array`, `pa.scalar`, `to_numpy` and pyarrow functions with plain arguments import pandas, which takes more time and
+memory than all other imports.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import pyarrow as pa
 Value = TypeVar("Value", bound=str | bytes)
 Result = TypeVar("Result")
 _SHORT = 256
-Bytes = npt.NDArray[np.uint8]  # a part of a file, or of an Arrow buffer
+Bytes = npt.NDArray[np.uint8]
 _INLINE_VIEW_BYTES = 12  # Arrow stores shorter values inside their views
 
 
 class _Compute:
-    """`pyarrow.compute`, imported at its first use: the import takes nearly as long as the rest of `import store`."""
+    """Imports `pyarrow.compute` at its first use, because the import is slow."""
 
     def __getattr__(self, name: str) -> Any:
         import pyarrow.compute
@@ -37,7 +37,7 @@ pc = _Compute()
 
 
 def arrow(values: npt.NDArray[Any], *, nulls: npt.NDArray[np.bool_] | None = None) -> pa.Array:
-    """Return an Arrow array. values: shape (n,), native byte order. nulls: mask of null values."""
+    """values: shape (n,), native byte order. nulls: a mask."""
     validity = None if nulls is None else _bits(~nulls)
     data = _bits(values) if values.dtype == np.bool_ else pa.py_buffer(np.ascontiguousarray(values))
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [validity, data])
@@ -55,7 +55,7 @@ def numbers(array: pa.Array) -> npt.NDArray[Any]:
 
 
 def texts(values: Sequence[str]) -> pa.StringArray:
-    """Return an Arrow array of texts. Raises `UnicodeEncodeError` for a lone surrogate."""
+    """Raises `UnicodeEncodeError` for a lone surrogate."""
     joined = "".join(values)
     if joined.isascii():
         return _binary(joined.encode(), values).view(pa.string())
@@ -67,7 +67,7 @@ def blobs(values: Sequence[bytes]) -> pa.BinaryArray:
 
 
 def cached_if_short(function: Callable[[Value], Result]) -> Callable[[Value], Result]:
-    """Cache the results for texts of at most 256 characters, which limits the cache's memory."""
+    """Cache the results for short texts only, which limits the cache's memory."""
     cached = lru_cache(maxsize=1024)(function)
 
     @wraps(function)
@@ -79,7 +79,6 @@ def cached_if_short(function: Callable[[Value], Result]) -> Callable[[Value], Re
 
 @cached_if_short
 def constant(value: str | bytes) -> pa.Scalar:
-    """Return a scalar for pyarrow functions."""
     return (texts([value]) if isinstance(value, str) else blobs([value]))[0]
 
 
@@ -93,10 +92,7 @@ def _bits(values: npt.NDArray[np.bool_]) -> pa.Buffer:
 
 
 def flat(strings: pa.StringArray | pa.BinaryArray) -> tuple[Bytes, npt.NDArray[np.int64]]:
-    """Return the bytes of n strings, without a copy, and their bounds from 0 on, shape (n + 1,).
-
-    `strings` may be a slice. Nulls have an arbitrary length.
-    """
+    """Return the bytes of n strings, without a copy, and their n + 1 bounds. Nulls have an arbitrary length."""
     offsets, data = strings.buffers()[1:]
     if not len(strings):
         return np.empty(0, np.uint8), np.zeros(1, np.int64)
@@ -106,18 +102,18 @@ def flat(strings: pa.StringArray | pa.BinaryArray) -> tuple[Bytes, npt.NDArray[n
 
 
 def lengths(strings: pa.StringArray | pa.BinaryArray) -> npt.NDArray[np.int64]:
-    """Return byte lengths, shape (n,). Nulls have an arbitrary length."""
+    """Return byte lengths. Nulls have an arbitrary length."""
     return np.diff(flat(strings)[1])
 
 
 def cut(buffer: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> pa.BinaryArray:
-    """Copy bytes [start, start + size) of n pieces, which must ascend without overlap. buffer: less than 2 GiB."""
+    """Copy n pieces, which must ascend without overlap. buffer: less than 2 GiB."""
     if len(sizes) and sizes.min() > _INLINE_VIEW_BYTES:
         views = np.zeros((len(starts), 4), np.int32)  # Arrow's: length, first bytes, buffer, offset
         views[:, 0], views[:, 3] = sizes, starts
         buffers = [None, pa.py_buffer(views), pa.py_buffer(buffer)]
         return pa.Array.from_buffers(pa.binary_view(), len(starts), buffers).cast(pa.binary())
-    bounds = np.empty(2 * len(starts), np.int32)  # of pieces and of the gaps between them, alternating
+    bounds = np.empty(2 * len(starts), np.int32)  # of pieces and gaps, alternating
     bounds[0::2], bounds[1::2] = starts, starts + sizes
     buffers = [None, pa.py_buffer(bounds), pa.py_buffer(buffer)]
     pieces = pa.BinaryArray.from_buffers(pa.binary(), max(0, len(bounds) - 1), buffers)

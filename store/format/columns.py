@@ -1,4 +1,4 @@
-"""Decode the requested columns of one queue's messages from commit log bytes to Arrow."""
+"""Decode columns of one queue's messages from commit log bytes to Arrow."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _EITHER = "run 'pyspark-mq verify': it says whether the queue or the log is dama
 
 
 def are_out_of_range(times: Ints) -> Mask:
-    """Return a mask of the times (ms) that a timestamp cannot have."""
+    """times: ms."""
     outside: Mask = (times < FIRST_MS) | (times > LAST_MS)
     return outside
 
@@ -74,9 +74,8 @@ DEFAULT_COLUMNS = tuple(COLUMNS)[:9]
 
 
 def check_columns(columns: Sequence[str]) -> None:
-    """Raise `InvalidColumns` for a name that is not in COLUMNS or given twice, and for no name.
-
-    At least one name is needed, because a batch without columns has no number of rows.
+    """Raise `InvalidColumns` for unknown and repeated names, and for none: a batch without columns has no number of
+    rows.
     """
     if isinstance(columns, str) or not isinstance(columns, Sequence):
         raise InvalidColumns(f"columns={columns!r:.40}: give a list of names. The columns are {', '.join(COLUMNS)}")
@@ -99,8 +98,7 @@ class BlockRows(NamedTuple):
 class Block:
     """n messages of one queue in one range of a segment. All results have length n.
 
-    Checks every record against its ConsumeQueue entry: length, magic, queue and both offsets. With `with_trailers` it
-    also checks the topic, and that the parts of the record fill it exactly.
+    Checks every record against its ConsumeQueue entry: length, magic, queue and both offsets.
     """
 
     def __init__(
@@ -113,12 +111,11 @@ class Block:
         with_bodies: bool = False,
         with_trailers: bool = True,
     ) -> None:
-        """view: log bytes from log offset `base` on. If it joins several pieces of the log, `base` has one value per
-        record: its log offset minus its position in the view. rows: n >= 1, ascending.
+        """base: log offset of `view`. If the view joins several pieces of the log, each record's log offset minus its
+        position in the view. rows: n >= 1, ascending.
 
-        with_bodies: first copy the bodies, because sequential memory access is fastest. with_trailers: read the parts
-        after the bodies, for PROPERTY_COLUMNS and for the topics of a light queue. Raises `CorruptRecord` for the first
-        record that differs from its entry.
+        with_bodies: first copy the bodies, because sequential memory access is fastest. with_trailers: also read and
+        check the parts after the bodies, for PROPERTY_COLUMNS and light queues. Raises `CorruptRecord`.
         """
         self._queue = queue
         self._with_trailers = with_trailers
@@ -145,13 +142,11 @@ class Block:
         return len(self._rows.sizes)
 
     def column(self, name: str) -> pa.Array:
-        """Decode one column of COLUMNS, without decompressing bodies."""
+        """Decode one column, without decompressing bodies."""
         return _DECODERS[name](self)
 
     def check_crc(self) -> None:
-        """Raise `CorruptRecord` for the first record that does not match its CRC. A record without one has a CRC of its
-        body.
-        """
+        """Raise `CorruptRecord` for a record that does not match its CRC."""
         whole = self._records.have_property_crc
         self._need(
             crc_matches(self._records),
@@ -159,7 +154,7 @@ class Block:
         )
 
     def check_tags_codes(self, codes: Ints) -> None:
-        """Raise `CorruptRecord` for the first record whose tag does not match its entry's tags code."""
+        """Raise `CorruptRecord` if a tag does not match its entry's tags code."""
         wrong = are_wrong_codes(codes, self._tags, self._queue.topic)
         self._need(
             ~wrong,
@@ -172,7 +167,6 @@ class Block:
             raise CorruptRecord(f"{self.where(row)}: {what(row)}")
 
     def where(self, row: int) -> str:
-        """Name a message for errors."""
         return (
             f"topic {self._queue.topic}, queue {self._queue.queue_id}, offset {self._rows.queue_offsets[row]} "
             f"(commit log offset {self._rows.physical_offsets[row]})"
@@ -186,11 +180,10 @@ class Block:
         return self._records.properties
 
     def value(self, name: str) -> pa.StringArray:
-        """Return a property's values, null for messages without it."""
+        """Return a property's values, null if missing."""
         return self._properties.value(name)
 
     def moved(self, physical_offsets: Ints, *, with_delivery_marks: bool = True) -> Bytes:
-        """See `moved_records`."""
         return moved_records(self._records, physical_offsets, with_delivery_marks=with_delivery_marks)
 
     @cached_property
@@ -219,10 +212,7 @@ def _another_record(block: Block, row: int) -> str:
 
 
 class LightBlock(Block):
-    """n messages of a light queue.
-
-    As in RocketMQ's client, topic and queue offset are those in the record, and the queue id is the light queue's.
-    """
+    """As in RocketMQ's client, topic and queue offset are the record's, and the queue id is the light queue's."""
 
     def _in_queue(self) -> Mask:
         return self._records.sound.copy()
@@ -249,9 +239,7 @@ def _ints(block: Block, name: str, kind: pa.DataType) -> pa.Array:
 
 
 def _timestamps(block: Block, name: str) -> pa.TimestampArray:
-    """Return the times in a field. A time out of range is null: a producer may send any number, and no CRC
-    covers it.
-    """
+    """A time out of range is null: a producer may send any number, and no CRC covers it."""
     times = block._records.field(name)
     outside = are_out_of_range(times)
     if not outside.any():
@@ -277,7 +265,7 @@ def _broker_names(block: Block) -> pa.StringArray:
 def _offset_msg_ids(block: Block) -> pa.StringArray:
     def named(hosts: npt.NDArray[np.uint8], rows: Ints) -> pa.StringArray:
         offsets = block._rows.physical_offsets[rows].astype(">i8").view(np.uint8).reshape(len(rows), -1)
-        same_host = hosts[:1] if (hosts == hosts[0]).all() else hosts  # almost always
+        same_host = hosts[:1] if (hosts == hosts[0]).all() else hosts
         return _hex(same_host, offsets)
 
     return _by_ip_version(block, "store", SYS_STORE_HOST_V6, named)
@@ -299,9 +287,7 @@ def _hosts(block: Block, which: str, bit: int) -> pa.StringArray:
 def _by_ip_version(
     block: Block, which: str, bit: int, named: Callable[[npt.NDArray[np.uint8], Ints], pa.StringArray]
 ) -> pa.StringArray:
-    """Call `named` with ip and port (shape (k, 8 or 20)) of the IPv4 rows, then of the IPv6 rows, and join the
-    results.
-    """
+    """named: takes ip and port of k rows, shape (k, 8 or 20)."""
     if block._records.hosts_are_v4:
         return named(block._records.v4_hosts(which), np.arange(len(block)))
     v6 = (block.field("sys_flag") & bit) != 0
@@ -318,7 +304,7 @@ def _by_ip_version(
 
 
 def _trimmed(keys: pa.StringArray) -> pa.StringArray:
-    """Return the keys without the blank that RocketMQ's Go client adds after the last one."""
+    """Remove the blank that RocketMQ's Go client adds after the last key."""
     has_blanks = pc.any(pc.ends_with(keys, KEY_SEPARATOR)).as_py()
     return pc.utf8_rtrim(keys, KEY_SEPARATOR) if has_blanks else keys
 
@@ -353,10 +339,7 @@ _HEX_OF_TWO = np.stack(np.broadcast_arrays(_HEX, _HEX[:, None]), axis=-1).copy()
 
 
 def _hex(*parts: npt.NDArray[np.uint8]) -> pa.StringArray:
-    """Return upper-case hex of byte matrices side by side. A matrix with one row counts for all rows.
-
-    Converts two bytes at a time, so the matrices must be contiguous and have an even width.
-    """
+    """parts: byte matrices, contiguous and of even width. One with a single row counts for all rows."""
     count, width = max(map(len, parts)), sum(part.shape[1] for part in parts)
     text = np.empty((count, width // 2), np.uint32)
     first = 0

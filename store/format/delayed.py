@@ -1,6 +1,5 @@
-"""Delayed messages, which a broker keeps in its own topic until they are due, with their real topic in properties.
-
-Messages with a delay level are in SCHEDULE_TOPIC, queue `level - 1`; messages with a time are in TIMER_TOPIC.
+"""Delayed messages wait in SCHEDULE_TOPIC, queue `level - 1`, or with a time in TIMER_TOPIC. Their real topic is in
+properties.
 """
 
 from __future__ import annotations
@@ -33,23 +32,20 @@ from store.format.records import EncodedRecords, Encoding
 Ints = npt.NDArray[np.int64]
 
 LEVELS = len(SCHEDULE_DELAYS_MS)
-WAITING_TOPICS = {SCHEDULE_TOPIC: LEVELS, TIMER_TOPIC: 1}  # to its number of queues in a broker
+WAITING_TOPICS = {SCHEDULE_TOPIC: LEVELS, TIMER_TOPIC: 1}  # number of queues
 _DELAYS = np.array([0, *SCHEDULE_DELAYS_MS], np.int64)
 _NEVER = 0
 
 
 class MessageDelays(NamedTuple):
-    """The delays of n messages, each of shape (n,).
-
-    levels: 0 if a message has none. deliver_at: ms since 1970, 0 if a message has none.
-    """
+    """n delays, shape (n,) each; 0 for none. deliver_at: ms."""
 
     levels: Ints
     deliver_at: Ints
 
     @staticmethod
     def of_messages(messages: Sequence[Message], now: int) -> MessageDelays | None:
-        """Return None if no message is delayed. now: ms. Raises as `of`."""
+        """See `of`. now: ms."""
         if not any(message.delay_level or message.deliver_at is not None for message in messages):
             return None
         levels = [whole_number("delay_level", message.delay_level) for message in messages]
@@ -63,10 +59,10 @@ class MessageDelays(NamedTuple):
 
     @staticmethod
     def of(levels: Ints, deliver_at: Ints, now: int) -> MessageDelays | None:
-        """Return None if no message is delayed. A time in the past is no delay.
+        """Return None if no message is delayed. A time before `now` (ms) is no delay.
 
-        As in RocketMQ, a level above the last counts as the last, below 0 as none, and a level overrides a time. Raises
-        `MessageRefused` for a time further away than RocketMQ's brokers allow.
+        As in RocketMQ, a level above the last counts as the last, below 0 as none, and overrides a time. Raises
+        `MessageRefused` for a time further away than brokers allow.
         """
         levels = np.clip(levels, 0, LEVELS)
         deliver_at = np.where(levels > 0, _NEVER, deliver_at)
@@ -78,7 +74,7 @@ class MessageDelays(NamedTuple):
 
 
 def waiting(records: EncodedRecords, waits: MessageDelays, encoding: Encoding) -> EncodedRecords:
-    """Return the records with delayed ones addressed to the topics in which they wait."""
+    """Address delayed records to the topics in which they wait."""
     starts = np.cumsum(records.sizes) - records.sizes
     view = RecordView(np.frombuffer(records.encoded(0, len(records)), np.uint8), starts, records.sizes)
     view.measure_topics()
@@ -94,7 +90,7 @@ def waiting(records: EncodedRecords, waits: MessageDelays, encoding: Encoding) -
 
 
 def waiting_places(places: CopyDestinations, waits: MessageDelays) -> CopyDestinations:
-    """Return the places at which delayed messages wait. places: the places to which they will be delivered."""
+    """Return where delayed messages wait. places: their destinations."""
     levels, at, count = waits.levels, waits.deliver_at, len(places.queue_ids)
     by_level, by_time, anyhow = arrow(levels > 0), arrow(at > 0), arrow((levels > 0) | (at > 0))
     topics = pa.repeat(constant(places.topics), count) if isinstance(places.topics, str) else places.topics
@@ -114,16 +110,13 @@ def waiting_places(places: CopyDestinations, waits: MessageDelays) -> CopyDestin
 
 
 def timer_slots(deliver_at: Ints) -> Ints:
-    """Return the slots of RocketMQ's timer wheel for messages due at these times (ms).
-
-    The wheel delivers the messages of a slot when the slot's time is over.
-    """
+    """RocketMQ's timer wheel delivers a slot's messages when its time is over. deliver_at: ms."""
     slots: Ints = (deliver_at - 1) // TIMER_PRECISION_MS * TIMER_PRECISION_MS
     return slots
 
 
 def real_places(copies: RecordCopies) -> tuple[pa.StringArray, Ints, npt.NDArray[np.bool_]]:
-    """Return the real topics and queue ids of delayed messages, and a mask of the messages that have both."""
+    """Return real topics and queue ids, and a mask of the messages that have both."""
     topics, queues = copies.value(PROPERTY_REAL_TOPIC), copies.value(PROPERTY_REAL_QUEUE)
     said = numbers(pc.and_(topics.is_valid(), pc.match_substring_regex(queues.fill_null(constant("")), "^[0-9]{1,9}$")))
     queue_ids = pc.if_else(arrow(said), queues, constant("0")).cast(pa.int64())

@@ -1,4 +1,4 @@
-"""Encode messages: columns, vectorised, and lists of messages."""
+"""Encode columns of messages, and lists."""
 
 from __future__ import annotations
 
@@ -56,10 +56,9 @@ def encode_columns(
     encoding: Encoding,
     now: int,
 ) -> EncodedRecords:
-    """Encode n messages in order.
+    """topics: one for all, or n. now: ms.
 
-    topics: one for all, or n. queue_ids: the chosen queues. now: ms. Raises `MessageRefused` for a body or properties
-    that are too large, and for content that could not be read again.
+    Raises `MessageRefused` for a body or properties that are too large, and for content that could not be read again.
     """
     count = len(messages)
     body_lengths = lengths(messages.body)
@@ -97,10 +96,8 @@ def encode_columns(
 
 
 class RecordTopics(NamedTuple):
-    """The topics of n records.
-
-    names: the distinct topics. which: index of each record's topic, or 0 for all. magic: one for all, or n. each, same:
-    the bytes between body and properties: first the parts `each` (length n), then the bytes `same` for all records.
+    """names: the distinct topics. which: each record's index in them, or 0 for all. magic: one for all, or n. each,
+    same: the bytes between body and properties: first `each` (length n), then `same` in all.
     """
 
     names: list[str]
@@ -159,7 +156,7 @@ def _headers(
 
 
 def _crcs(bodies: pa.BinaryArray) -> Ints:
-    """Return the CRCs of bodies. Releases the GIL from time to time, for the thread that appends the previous piece."""
+    """Releases the GIL from time to time, for the thread that appends the previous piece."""
     crcs = np.empty(len(bodies), np.int64)
     rows = max(1, min(_CRC_ROWS, len(bodies) * _CRC_BYTES // max(1, int(lengths(bodies).sum()))))
     for first in range(0, len(bodies), rows):
@@ -178,10 +175,7 @@ def _between_body_and_properties(before: bytes, properties_lengths: Ints, text: 
 
 
 def _encode_properties(messages: MessageColumns) -> tuple[list[bytes], list[pa.BinaryArray]]:
-    """Return k + 1 texts common to all messages, and k columns of values between them; k is 1 with a map.
-
-    The map's entries come first, then tags, keys and sharding key.
-    """
+    """Return k + 1 texts common to all messages, and k columns of values between them."""
     own = {
         PROPERTY_TAGS: messages.tags,
         PROPERTY_KEYS: messages.keys,
@@ -202,7 +196,7 @@ def _encode_properties(messages: MessageColumns) -> tuple[list[bytes], list[pa.B
 
 
 def encoded_properties(messages: MessageColumns) -> pa.BinaryArray:
-    """Return n encoded properties. Raises `MessageRefused` as `encode_columns`."""
+    """Raises `MessageRefused` as `encode_columns`."""
     texts, values = _encode_properties(messages)
     every = pa.repeat(constant(texts[0]), len(messages))
     pieces = [piece for value, text in zip(values, texts[1:], strict=True) for piece in (value, constant(text))]
@@ -214,7 +208,7 @@ def encoded_properties(messages: MessageColumns) -> pa.BinaryArray:
 
 
 def encode_property(name: str, values: pa.StringArray) -> tuple[bytes, pa.BinaryArray, bytes]:
-    """Encode a property as prefix, n values and suffix. Null and empty values are encoded as "", as in RocketMQ."""
+    """Encode a property as prefix, n values and suffix. Null and empty values become "", as in RocketMQ."""
     _check_separators(name, values)
     before, after = name.encode() + bytes([NAME_VALUE_SEPARATOR]), bytes([PROPERTY_SEPARATOR])
     encoded = values.cast(pa.binary())
@@ -245,7 +239,6 @@ def _encode_map(properties: pa.MapArray) -> pa.StringArray:
 
 
 def _check_separators(name: str, values: pa.StringArray) -> None:
-    """Raise `MessageRefused` for separators, and for zeros that recovery would take for a lost sector."""
     data, _ = flat(values)
     if not (data <= max(NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR)).any():
         return
@@ -269,7 +262,7 @@ class NotColumns(Exception):
 def encode_list(
     messages: Sequence[Message], queue_ids: Sequence[int], encoding: Encoding, now: int
 ) -> EncodedRecords | list[EncodedRecord]:
-    """Encode messages as `encode_messages`. Many messages are encoded as columns, which is faster."""
+    """As `encode_messages`; many messages as columns, which is faster."""
     if len(messages) >= MANY:
         try:
             topics, columns = _columns(messages, now)
@@ -300,10 +293,7 @@ def _columns(messages: Sequence[Message], now: int) -> tuple[str | pa.StringArra
 
 
 def table_of(fields: Sequence[Sequence[Any]]) -> pa.Table:
-    """Return a table for `append_table`.
-
-    fields: the fields of `Message` in their order, without the topic, n values of each. Raises `NotColumns`.
-    """
+    """fields: those of `Message` in order, without the topic, n values each. Raises `NotColumns`."""
     bodies, tags, keys, properties, queue_ids, sharding_keys, flags, born_timestamps, delay_levels, deliver_at = fields
     try:
         columns = {

@@ -1,7 +1,7 @@
-"""Which queues and index keys a record enters: its own queue, light queues, the index.
+"""Which queues and index keys a record enters.
 
-A message that this store appends enters only its own queue, with the hash of its tag, and the index, with its keys.
-Topics and properties that would change this are rejected or dropped.
+A message that this store appends enters only its own queue and the index. Topics and properties that would change this
+are rejected or dropped.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def without_reserved(maps: pa.MapArray) -> pa.MapArray:
 
 
 def pairs(maps: pa.MapArray) -> tuple[pa.StringArray, pa.StringArray]:
-    """Return the names and values of all maps, which may be a slice."""
+    """maps: may be a slice."""
     first, last = maps.offsets[0].as_py(), maps.offsets[-1].as_py()
     return maps.keys.slice(first, last - first), maps.items.slice(first, last - first)
 
@@ -117,22 +117,19 @@ def _illegal(reason: str) -> MessageRefused:
 
 
 def in_own_queue(sys_flags: Ints) -> Mask:
-    """Return a mask of the records that have an entry in their own queue."""
     outside = np.isin(sys_flags & SYS_TRANSACTION_MASK, (SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK))
     inside: Mask = ~outside & (sys_flags & SYS_INNER_BATCH == 0)
     return inside
 
 
 def tags_codes(tags: pa.StringArray) -> Ints:
-    """Return the tags codes of queue entries: Java hashes, 0 without a tag."""
+    """Return Java hashes, 0 without a tag."""
     return java_hash(tags).astype(np.int64)
 
 
 def are_wrong_codes(codes: Ints, tags: pa.StringArray, topic: str) -> Mask:
-    """Return a mask of the entries whose tags code does not match their record's tag.
-
-    False if the code cannot be checked: a delivery time, an address in a queue extension, or the hash of a tag that is
-    not UTF-8, which RocketMQ may decode differently.
+    """Codes that cannot be checked are not wrong: delivery times, addresses in a queue extension, hashes of tags that
+    are not UTF-8 (RocketMQ may decode them differently).
     """
     wrong: Mask = codes != tags_codes(tags)
     if wrong.any():
@@ -142,10 +139,7 @@ def are_wrong_codes(codes: Ints, tags: pa.StringArray, topic: str) -> Mask:
 
 
 def delivery_times(levels: pa.StringArray, store_timestamps: Ints) -> Ints:
-    """Return the tags codes of SCHEDULE_TOPIC entries, which are delivery times (ms); 0 for an invalid level.
-
-    levels: property DELAY.
-    """
+    """Return tags codes of SCHEDULE_TOPIC: delivery times in ms, 0 for an invalid level. levels: property DELAY."""
     times = np.zeros(len(levels), np.int64)
     for row, level in enumerate(levels.to_pylist()):
         number = _number(level or "")
@@ -180,9 +174,7 @@ class QueueEntry(NamedTuple):
 
 
 def light_places(properties: PropertyColumns, topics: list[str], topic_ids: Ints) -> Iterator[tuple[int, MessagePlace]]:
-    """Yield the row of each record that is in light queues, with its place in each. topic_ids: indices into
-    `topics`.
-    """
+    """Yield each row with its places in light queues. topic_ids: indices into `topics`."""
     queues = properties.value(PROPERTY_LIGHT_QUEUES)
     if queues.null_count == len(queues):
         return
@@ -193,13 +185,12 @@ def light_places(properties: PropertyColumns, topics: list[str], topic_ids: Ints
 
 
 def is_place_of(place: MessagePlace, own: MessagePlace, properties: Mapping[str, str]) -> bool:
-    """Return whether `place` is a record's own place, or one of its places in light queues."""
+    """Return whether `place` is a record's own place, or one in a light queue."""
     names, offsets = properties.get(PROPERTY_LIGHT_QUEUES, ""), properties.get(PROPERTY_LIGHT_OFFSETS, "")
     return place == own or place in _light_places(own.topic, names, offsets)
 
 
 def are_in_light_queue(properties: PropertyColumns, topic: str, queue_offsets: Ints) -> Mask:
-    """Return a mask of the records whose properties name light queue `topic` with these offsets."""
     texts = (properties.value(name) for name in (PROPERTY_LIGHT_QUEUES, PROPERTY_LIGHT_OFFSETS))
     trimmed = (pc.utf8_rtrim(each.fill_null(constant("")), LIGHT_SEPARATOR) for each in texts)
     queues, offsets = (pc.split_pattern(each, LIGHT_SEPARATOR) for each in trimmed)
@@ -220,9 +211,7 @@ def are_in_light_queue(properties: PropertyColumns, topic: str, queue_offsets: I
 
 
 def _light_places(topic: str, names: str, offsets: str) -> Iterator[MessagePlace]:
-    """Yield the places from properties such as `INNER_MULTI_DISPATCH` a,b and `INNER_MULTI_QUEUE_OFFSET` 3,0.
-
-    A client may set both, so names that are no light queues are ignored. If they have different lengths, both are
+    """A client may set both properties, so names that are no light queues are ignored. With different lengths both are
     ignored, as in RocketMQ.
     """
     if not names or not _has_light_queues(topic):

@@ -1,7 +1,7 @@
-"""RocketMQ's hashes and checksums, of single values and of columns.
+"""RocketMQ's hashes and checksums.
 
-`java_hash` is Java's `String.hashCode`; `key_hashes` hashes `topic#key` (IndexService, IndexFile); `body_crc` is
-`UtilAll.crc32`: zlib's CRC without the top bit. zlib-ng is three to four times faster than zlib.
+`java_hash` is Java's `String.hashCode`; `key_hashes` hashes `topic#key` (IndexService); `body_crc` is `UtilAll.crc32`,
+zlib's CRC without the top bit.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ except ImportError:
 
 @cached_if_short
 def java_hash_code(text: str) -> int:
-    """Return Java's hash of a text: a signed 32-bit integer over UTF-16 units."""
+    """Return Java's hash: a signed 32-bit integer over UTF-16 units."""
     data = text.encode("utf-16-le", "surrogatepass")
     hashed = 0
     for unit in struct.unpack(f"<{len(data) // 2}H", data):  # faster than numpy for short strings
@@ -54,7 +54,7 @@ def java_hash_code(text: str) -> int:
 
 
 def java_hash(strings: pa.StringArray, prefix: str = "") -> npt.NDArray[np.int32]:
-    """Return `java_hash_code(prefix + string)` of each of n strings, shape (n,); 0 for nulls."""
+    """Return `java_hash_code(prefix + string)` of each string; 0 for nulls."""
     if len(strings) == 0:
         return np.empty(0, np.int32)
     data, bounds = flat(strings)
@@ -78,7 +78,7 @@ def _utf16_units(
 
 
 def _hash_units(units: npt.NDArray[np.uint32], bounds: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.int32]:
-    """Hash each units[bounds[i]:bounds[i+1]]. seed: the hash of a common prefix.
+    """seed: the hash of a common prefix.
 
     sum(u[k] * 31^(end-1-k)) is 31^(end-1) * sum(u[k] * 31^-k), and 31 has an inverse modulo 2^32. So one cumulative
     sum, its differences at the bounds, and one multiplication give all hashes.
@@ -110,7 +110,6 @@ def _all_powers(base: int, count: int) -> npt.NDArray[np.uint32]:
 
 
 def key_hash(topic: str, key: str) -> int:
-    """Return the index hash of a key, from 0 to 2^31 - 1."""
     hashed = abs(java_hash_code(f"{topic}{INDEX_KEY_SEPARATOR}{key}"))
     return hashed if hashed <= _MAX_INT else 0
 
@@ -123,9 +122,8 @@ def key_hashes(
 ) -> tuple[KeyHashes, Ints]:
     """Return m index hashes of n messages, and the message of each, ascending.
 
-    topics: one for all, or n. unique_keys: property UNIQ_KEY. keys: property KEYS, separated by blanks. tags: property
-    TAGS, which RocketMQ indexes since 5.4. All are nullable. A message's UNIQ_KEY comes first, its tag last, as in
-    RocketMQ.
+    topics: one for all, or n. keys: separated by blanks. tags: indexed by RocketMQ since 5.4. All are nullable. A
+    message's unique key comes first, its tag last, as in RocketMQ.
     """
     parts = [_whole(unique_keys)] if unique_keys is not None else []
     parts += [_words(keys)] if keys is not None else []
@@ -185,12 +183,12 @@ def body_crc(body: bytes) -> int:
 
 
 def property_crc(before: bytes) -> bytes:
-    """Return the CRC property of a record. before: the record's other bytes."""
+    """Return a record's CRC property. before: its other bytes."""
     return PROPERTY_CRC_NAME + crc_digits(np.array([body_crc(before)])).tobytes() + PROPERTY_CRC_END
 
 
 def crc_digits(crcs: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    """Return the decimal digits of CRCs, the last digit first, shape (n, PROPERTY_CRC_DIGITS)."""
+    """Return decimal digits, the last first, shape (n, PROPERTY_CRC_DIGITS)."""
     digits, rest = np.empty((len(crcs), PROPERTY_CRC_DIGITS), np.uint8), crcs.astype(np.uint32)
     for column in digits.T:  # numpy divides faster by a scalar
         column[:] = rest % 10 + ord("0")
@@ -199,7 +197,7 @@ def crc_digits(crcs: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
 
 
 def crcs_of_digits(digits: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    """Return the CRCs from `crc_digits`, -1 for bytes that are no digits."""
+    """Invert `crc_digits`; -1 for bytes that are no digits."""
     values = digits - np.uint8(ord("0"))
     crcs = (values.astype(np.float64) @ _TENS).astype(np.int64)  # a float64 has 15 digits
     crcs[(values > 9).any(axis=1)] = -1
@@ -209,7 +207,7 @@ def crcs_of_digits(digits: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
 def crcs_between(
     data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """Return the checksums of n ascending ranges [start, end)."""
+    """The ranges must ascend."""
     return body_crcs(cut(data, starts, ends - starts))
 
 

@@ -1,9 +1,4 @@
-"""Decompress bodies that a producer compressed (sysFlag bit 0x1), in steps, up to a limit: a few bytes can decompress
-to gigabytes.
-
-A body that does not decompress or exceeds the limit is unreadable, which is the producer's fault if the record's
-checksum is right.
-"""
+"""Decompress bodies that a producer compressed, in steps up to a limit: a few bytes can decompress to gigabytes."""
 
 from __future__ import annotations
 
@@ -25,10 +20,7 @@ _STEP_BYTES = 256 << 10
 
 
 class BodyBounds(NamedTuple):
-    """Limits of decompression.
-
-    body, batch: in bytes, of one decompressed body, and of all bodies in a batch. unreadable: see `ReadSpec`.
-    """
+    """body, batch: bytes, of one decompressed body, and of all in a batch."""
 
     body: int
     batch: int
@@ -36,15 +28,15 @@ class BodyBounds(NamedTuple):
 
 
 def decompress(body: bytes, sys_flag: int, max_bytes: int) -> bytes:
-    """Decompress a body by the codec in bits 0x700 of `sys_flag`. An empty body stays empty, as in RocketMQ.
+    """Decompress by the codec in bits 0x700 of `sys_flag`. An empty body stays empty, as in RocketMQ.
 
-    Raises `UnreadableBody`, and `MessageTooLarge` above `max_bytes`. Needs little more memory than `max_bytes`.
+    Raises `UnreadableBody`, and `MessageTooLarge` above `max_bytes`.
     """
     return b"".join(_pieces(body, sys_flag, max_bytes))
 
 
 def inflated_size(body: bytes, sys_flag: int, max_bytes: int) -> int:
-    """Return the size of a body after decompression, with little memory. Raises as `decompress`."""
+    """Decompress with little memory. Raises as `decompress`."""
     return sum(map(len, _pieces(body, sys_flag, max_bytes)))
 
 
@@ -71,7 +63,7 @@ def _pieces(body: bytes, sys_flag: int, max_bytes: int) -> Iterator[bytes]:
 
 
 def named(error: UnreadableBody, where: object) -> UnreadableBody:
-    """Return the error with the message's place, and with advice how to continue after it."""
+    """Add the message's place, and advice how to continue."""
     return type(error)(
         f'{where}: {error}. To read the message without its body, set unreadable="null" (in scan, or as an option of a '
         "query). To skip the message, read on from the next offset"
@@ -83,8 +75,7 @@ def inflated(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of `batch` with decompressed bodies, in batches within `bounds` of at least one row.
 
-    sys_flags: shape (batch.num_rows,). where: returns a row's name for errors. Depending on `bounds.unreadable`, raises
-    `UnreadableBody` after the rows before that message.
+    Depending on `bounds.unreadable`, raises `UnreadableBody` after the rows before that message.
     """
     compressed = (sys_flags & SYS_COMPRESSED) != 0
     if "body" not in batch.schema.names or not compressed.any():
@@ -144,9 +135,7 @@ def _zlib(body: bytes) -> Iterator[bytes]:
 
 
 def _arrow(codec: str, body: bytes) -> Iterator[bytes]:
-    """Yield decompressed pieces. Arrow's decoders for whole bodies need their size, which RocketMQ's frames may
-    lack.
-    """
+    """Arrow's decoders for whole bodies need their size, which RocketMQ's frames may lack."""
     stream = pa.CompressedInputStream(pa.BufferReader(body), codec)
     while piece := stream.read(_STEP_BYTES):
         yield piece

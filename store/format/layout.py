@@ -26,7 +26,7 @@ ABORT_FILE: Final = "abort"
 CHECKPOINT_FILE: Final = "checkpoint"
 PUBLISHED_END_FILE: Final = "watermark"
 QUEUE_ENDS_FILE: Final = "queueends"  # ours: JSON; its last field is the CRC of the bytes before
-CONSUMERS_DIR: Final = "consumers"  # ours: a folder for each group that has or had members
+CONSUMERS_DIR: Final = "consumers"  # ours: a folder for each group
 CLIENTS_DIR: Final = "clients"  # ours: see `store.disk.figures` and `store.broker.members`
 SERVED_FILE: Final = "served"  # in CLIENTS_DIR
 PREALLOCATE_FILE: Final = "preallocate.tmp"
@@ -113,7 +113,7 @@ PROPERTIES_LENGTH_BYTES: Final = 2
 MIN_RECORD_BYTES: Final = RECORD_HEADER.itemsize + 1 + PROPERTIES_LENGTH_BYTES
 BODY_CRC_MASK: Final = 0x7FFFFFFF
 
-# After the last record of a segment; length: to the segment's end.
+# After a segment's last record; length: to the segment's end.
 BLANK: Final = np.dtype([("length", ">i4"), ("magic", ">i4")])
 
 # A record goes to the next segment unless the record and a blank fit.
@@ -156,7 +156,7 @@ PROPERTY_KEYS: Final = "KEYS"
 PROPERTY_UNIQ_KEY: Final = "UNIQ_KEY"
 PROPERTY_SHARDING_KEY: Final = "__SHARDINGKEY"
 PROPERTY_DELAY: Final = "DELAY"
-PROPERTY_REAL_TOPIC: Final = "REAL_TOPIC"  # of a message that waits in a broker's topic
+PROPERTY_REAL_TOPIC: Final = "REAL_TOPIC"  # of a waiting message
 PROPERTY_REAL_QUEUE: Final = "REAL_QID"
 PROPERTY_DELIVER_AT: Final = "TIMER_DELIVER_MS"
 PROPERTY_TIMER_OUT: Final = "TIMER_OUT_MS"  # slot of the timer wheel, ms
@@ -197,7 +197,7 @@ def field_offset(dtype: np.dtype[np.void], name: str) -> int:
 
 
 def struct_of(dtype: np.dtype[np.void]) -> struct.Struct:
-    """Return a struct for the fields of a dtype, which is many times faster for single values."""
+    """Return a struct, which is many times faster for single values."""
     codes = (_STRUCT_CODES.get(dtype[name].str, f"{dtype[name].itemsize}s") for name in dtype.names or ())
     return struct.Struct(">" + "".join(codes))
 

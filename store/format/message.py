@@ -38,15 +38,14 @@ class Message:
     """A message to put.
 
     body: a text is stored as UTF-8.
-    tags: one tag to select, without "|", control characters, or blanks around it.
+    tags: one tag, without "|", control characters, or blanks around it.
     keys: texts to find the message by, without blanks; a single text is one key.
-    properties: a put drops properties that brokers use (`entering.RESERVED`), so that a message that was read can be
-    put again.
+    properties: a put drops those that brokers use (`entering.RESERVED`), so that a message that was read can be put
+    again.
     queue_id: None lets the store choose: by the hash of `sharding_key` if there is one, otherwise round robin.
     born_timestamp: ms since the epoch, in the years 1 to 9999; None is now.
-    delay_level: 1 to 18 delay the delivery by 1, 5, 10, 30 s, 1 to 10, 20, 30 min, 1 h, 2 h. Above 18 counts as 18,
-    below 0 as 0.
-    deliver_at: time of the delivery if there is no level, ms since the epoch, at most three days away.
+    delay_level: 1 to 18 delay the delivery by 1, 5, 10, 30 s, 1 to 10, 20, 30 min, 1 h, 2 h. Higher levels count as 18.
+    deliver_at: ms since the epoch, at most three days away; a level overrides it.
     """
 
     topic: str
@@ -76,7 +75,6 @@ class Message:
         return properties
 
     def _all_keys(self) -> Sequence[str]:
-        """Return the keys. Raises `MessageRefused` for a key that no search could find."""
         keys = (self.keys,) if isinstance(self.keys, str) else self.keys
         if not isinstance(keys, tuple | list | Sequence):
             raise illegal(f"keys={self.keys!r}: must be a text, or a sequence of texts")
@@ -88,10 +86,8 @@ class Message:
 def encode_messages(
     messages: Sequence[Message], queue_ids: Sequence[int], encoding: Encoding, now: int
 ) -> list[EncodedRecord]:
-    """Encode messages. queue_ids: the chosen queues. now: ms.
-
-    Raises `MessageRefused` for a body or properties that are too large, for tags or keys that could not be found, and
-    for values of wrong types.
+    """now: ms. Raises `MessageRefused` for a body or properties that are too large, for tags or keys that could not be
+    found, and for values of wrong types.
     """
     return [_encode(message, queue_id, encoding, now) for message, queue_id in zip(messages, queue_ids, strict=True)]
 
@@ -171,7 +167,7 @@ def check_tag(tag: str) -> None:
 
 
 def whole_number(name: str, value: object) -> int:
-    """Return an integer. Raises `MessageRefused` for another type, such as "1" or 1.0."""
+    """Raises `MessageRefused` for another type, such as "1" or 1.0."""
     try:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:

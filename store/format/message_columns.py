@@ -1,4 +1,4 @@
-"""Check users' tables of messages, and convert them to columns for `encoding`."""
+"""Check users' tables of messages and convert them to columns."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Ints = npt.NDArray[np.int64]
 class MessageColumns:
     """The checked columns of n messages of one topic, length n each; None for a missing column.
 
-    queue_ids: ANY_QUEUE if the store chooses. born_timestamps: ms. delay_levels, deliver_at (ms): 0 for none.
+    born_timestamps: ms. delay_levels, deliver_at (ms): 0 for none.
     """
 
     body: pa.BinaryArray
@@ -69,9 +69,8 @@ class MessageColumns:
 
     @staticmethod
     def of(piece: pa.Table) -> MessageColumns:
-        """Convert a piece of a table (see `split`).
-
-        Raises `InvalidColumns` for a wrong type or text that is not UTF-8, `MessageRefused` for a key with a blank.
+        """piece: see `split`. Raises `InvalidColumns` for a wrong type or text that is not UTF-8, `MessageRefused` for
+        a key with a blank.
         """
         columns = {name: _in_one(name, piece[name]) for name in piece.column_names}
 
@@ -98,10 +97,10 @@ class MessageColumns:
 
 
 def as_table(messages: object) -> pa.Table | pa.RecordBatchReader:
-    """Return messages as a pyarrow table or stream, after checking the columns' names and types.
+    """messages: a pyarrow Table, RecordBatch or RecordBatchReader, a pandas data frame, or any object with the Arrow
+    stream interface.
 
-    messages: a pyarrow Table, RecordBatch or RecordBatchReader, a pandas data frame, or any object with the Arrow
-    stream interface. Raises `InvalidColumns` for another object, and for wrong names or types of columns.
+    Raises `InvalidColumns` for another object, and for wrong names or types of columns.
     """
     table = _as_table(messages)
     names = table.schema.names
@@ -141,9 +140,8 @@ def _as_table(messages: object) -> pa.Table | pa.RecordBatchReader:
 def split(
     table: pa.Table | pa.RecordBatchReader, max_bytes: int = _PIECE_BYTES, max_rows: int = _PIECE_ROWS
 ) -> Iterator[pa.Table]:
-    """Yield pieces of at most `max_rows` rows (at least one) and about `max_bytes` bytes of Arrow data.
-
-    Reads a stream lazily. Raises `InvalidColumns` for a stream that was read before.
+    """max_bytes: of Arrow data, approximate. Reads a stream lazily. Raises `InvalidColumns` for a stream that was read
+    before.
     """
     for part in _gathered(table, max_bytes, max_rows) if isinstance(table, pa.RecordBatchReader) else (table,):
         rows = max(1, min(max_rows, part.num_rows * max_bytes // max(1, part.nbytes)))
@@ -179,7 +177,7 @@ def _in_one(name: str, column: pa.ChunkedArray) -> pa.Array:
 
 
 def _cast(name: str, column: pa.Array, kind: pa.DataType, fits: Callable[[pa.DataType], bool]) -> pa.Array:
-    """Cast a column if its type fits. Arrow alone would also cast between numbers and text."""
+    """Arrow alone would also cast between numbers and text."""
     if column.type == kind:
         return column
     try:
@@ -276,7 +274,7 @@ def _integers(name: str, column: pa.Array) -> Ints:
 
 
 def _valid(name: str, texts: pa.StringArray) -> pa.StringArray:
-    """Return the texts. Raises `InvalidColumns` if they are not UTF-8, because Arrow does not check that by itself."""
+    """Arrow does not check by itself that texts are UTF-8."""
     try:
         texts.validate(full=True)
     except pa.ArrowInvalid as error:

@@ -34,8 +34,8 @@ def encode_properties(properties: Mapping[str, str], behind: bytes = b"") -> byt
     """Encode a user's properties, followed by `behind`. Empty values are left out, because RocketMQ's parser drops
     them.
 
-    Raises `MessageRefused` for a value that is no text, a separator in a name or value, an empty name, a lone
-    surrogate, zeros that look like a lost sector, and more than 32,767 bytes.
+    Raises `MessageRefused` for values that could not be read again, zeros that look like a lost sector, and more than
+    32,767 bytes.
     """
     for name, value in properties.items():
         if not isinstance(name, str) or not isinstance(value, str):
@@ -70,7 +70,7 @@ def join_properties(properties: Mapping[str, str], behind: bytes = b"") -> bytes
 
 
 def too_many_zeros(what: str) -> MessageRefused:
-    """Return the error for zeros that recovery would take for a lost sector, and so for the log's end."""
+    """Recovery would take these zeros for a lost sector, and so for the log's end."""
     return MessageRefused(
         PutStatus.MESSAGE_ILLEGAL,
         f"{what}: {SECTOR_BYTES} zeros in a row look like a sector that the device lost; put such values into the body",
@@ -88,8 +88,7 @@ def properties_too_large(length: int) -> MessageRefused:
 def decode_properties(encoded: bytes) -> dict[str, str]:
     """Decode as `MessageDecoder.string2messageProperties`, without the record's checksum.
 
-    The last separator may be missing. Pieces without a name or a value are ignored. If a name has several values, the
-    last one is returned.
+    Pieces without a name or value are ignored. Of several values of a name, the last is returned.
     """
     properties = dict(_PIECES.findall(encoded.decode("utf-8", "replace")))
     properties.pop(PROPERTY_CRC, None)
@@ -97,7 +96,7 @@ def decode_properties(encoded: bytes) -> dict[str, str]:
 
 
 class PropertyColumns:
-    """The properties of n messages, split into pieces; parsed as by `decode_properties`. Results have length n."""
+    """n properties, parsed as by `decode_properties`. Results have length n."""
 
     def __init__(self, encoded: pa.BinaryArray) -> None:
         """encoded: no nulls."""
@@ -118,7 +117,7 @@ class PropertyColumns:
         self._starts, self._splits, self._ends = starts, splits, ends
 
     def value(self, name: str) -> pa.StringArray:
-        """Return a property's values, null for messages without it."""
+        """Return a property's values, null if missing."""
         if self._layout is not None:
             return self._column(self._layout, name.encode())
         pieces = self._named(name.encode())
@@ -140,7 +139,7 @@ class PropertyColumns:
         return _strings(self._data, self._splits[pieces] + 1, self._ends[pieces])
 
     def maps(self) -> pa.MapArray:
-        """Return the properties as maps, without the record's checksum. No nulls."""
+        """Return maps without the record's checksum. No nulls."""
         keep = ~self._overridden
         keep[self._named(PROPERTY_CRC.encode())] = False
         offsets = np.searchsorted(self._rows[keep], np.arange(self._count + 1)).astype(np.int32)
@@ -149,7 +148,7 @@ class PropertyColumns:
         return pa.MapArray.from_arrays(arrow(offsets), names, values)
 
     def without(self, names: Iterable[str]) -> pa.BinaryArray:
-        """Return the encoded properties without `names`; all others keep their bytes."""
+        """The remaining properties keep their bytes."""
         pieces = np.concatenate([self._named(name.encode()) for name in names])
         edges = np.zeros(len(self._data) + 1, np.int64)
         edges[self._starts[pieces]] += 1
@@ -161,9 +160,8 @@ class PropertyColumns:
 
     @cached_property
     def _layout(self) -> list[bytes] | None:
-        """The names of the pieces if all messages have the same in the same order, as is usual. Otherwise None.
-
-        The pieces then form a matrix with one column per name.
+        """Names of the properties if all messages have the same in the same order, as is usual: their pieces then form
+        a matrix.
         """
         width, left = divmod(len(self._ends), max(1, self._count))
         if not width or left or (self._ends[width - 1 :: width] + 1 != self._bounds[1:]).any():
@@ -190,7 +188,7 @@ class PropertyColumns:
         return named
 
     def _is(self, starts: Ints, name: bytes) -> npt.NDArray[np.bool_]:
-        """Return a mask of the `starts` at which `name` begins. The data must have as many bytes after each."""
+        """The data must have as many bytes after each start."""
         # Comparing integers is faster, and most names have four or eight bytes.
         kind = {4: "<u4", 8: "<u8"}.get(len(name), f"S{len(name)}")
         names = np.ndarray((max(0, len(self._data) - len(name) + 1),), kind, buffer=self._data, strides=(1,))
@@ -219,7 +217,7 @@ def dicts(maps: pa.MapArray) -> list[dict[str, str]]:
 
 
 def _strings(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> pa.StringArray:
-    """Return texts from ranges, which must ascend without overlap. Bytes that are not UTF-8 are replaced."""
+    """The ranges must ascend without overlap. Bytes that are not UTF-8 are replaced."""
     if not len(starts):
         return texts([])
     taken = cut(data, starts, ends - starts)

@@ -1,4 +1,4 @@
-"""Copy stored records to other topics or queues, with some properties changed."""
+"""Copy stored records to other topics or queues."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ _KEPT = ("body_crc", "flag", "sys_flag", "born_timestamp", "born_port", "reconsu
 
 
 class CopyDestinations(NamedTuple):
-    """The destinations of n copies, and their differences from the originals.
+    """The destinations of n copies, and their changes.
 
     topics: one for all, or n.
-    properties: maps each changed property to its values; null or "" removes it.
-    fields: maps each changed header field to its values.
+    properties: null or "" removes a property.
+    fields: of the header.
     delays: ms, see `EncodedRecords`.
     """
 
@@ -64,8 +64,7 @@ class CopyDestinations(NamedTuple):
 class RecordCopies:
     """The content of n stored records.
 
-    headers: with space for an IPv6 born host; an IPv4 host is in its first bytes. bodies: as stored. properties:
-    encoded, without the record's checksum.
+    headers: with space for an IPv6 born host. bodies: as stored. properties: encoded, without the record's checksum.
     """
 
     headers: npt.NDArray[np.void]
@@ -77,7 +76,7 @@ class RecordCopies:
 
     @staticmethod
     def of(records: RecordView) -> RecordCopies:
-        """Copy records, which must be sound and ascending, with measured topics."""
+        """records: sound and ascending, with measured topics."""
         headers = np.zeros(len(records), _WIDEST)
         for name in _KEPT:
             headers[name] = records.field(name)
@@ -93,7 +92,7 @@ class RecordCopies:
 
     @staticmethod
     def of_messages(messages: Sequence[StoredMessage]) -> RecordCopies:
-        """Copy messages that are from another log, or deleted here. Raises `MessageRefused`."""
+        """messages: from another log, or deleted here. Raises `MessageRefused`."""
         headers = np.zeros(len(messages), _WIDEST)
         headers["body_crc"] = [body_crc(each.body) for each in messages]
         headers["body_length"] = [len(each.body) for each in messages]
@@ -123,7 +122,7 @@ class RecordCopies:
         return RecordCopies(self.headers[rows], self.bodies.take(index), self.properties.take(index))
 
     def value(self, name: str) -> pa.StringArray:
-        """Return a property's values, null for messages without it."""
+        """Return a property's values, null if missing."""
         return self._named.value(name)
 
     def field(self, name: str) -> Ints:
@@ -134,12 +133,11 @@ class RecordCopies:
         return PropertyColumns(self.properties)
 
     def records(self, places: CopyDestinations, encoding: Encoding) -> Iterator[EncodedRecords]:
-        """Yield the copies as records, in order.
+        """Yield the copies in order.
 
-        Records with IPv6 born hosts are in pieces of their own. So are records with zeros in their properties that
-        recovery would take for a lost sector; these get a checksum even without `encoding.with_crc`. The size of bodies
-        is not limited, because they are in the log already. Raises `MessageRefused` for properties that become too
-        large.
+        IPv6 born hosts need pieces of their own. So do properties with zeros that recovery would take for a lost
+        sector: they get a checksum even without `encoding.with_crc`. The size of bodies is not limited, because they
+        are in the log already. Raises `MessageRefused` for properties that become too large.
         """
         tags, keys, unique_keys = map(self.value, (PROPERTY_TAGS, PROPERTY_KEYS, PROPERTY_UNIQ_KEY))
         filed = (unique_keys, keys, tags if encoding.with_tags else None) if encoding.with_keys else (None, None, None)
@@ -192,7 +190,6 @@ class RecordCopies:
 
 
 def _may_have_lost_sector(properties: pa.BinaryArray) -> Mask:
-    """Return a mask of the properties that may have a sector of zeros at some position in the log."""
     data, bounds = flat(properties)
     if not len(data):
         return np.zeros(len(properties), np.bool_)
@@ -203,7 +200,7 @@ def _may_have_lost_sector(properties: pa.BinaryArray) -> Mask:
 
 
 def _with_last_separator(properties: pa.BinaryArray) -> pa.BinaryArray:
-    """Return properties that end with a separator, which a client may omit."""
+    """A client may omit the last separator."""
     data, bounds = flat(properties)
     if not len(data):
         return properties
@@ -230,7 +227,7 @@ def _lengths(part: pa.BinaryArray | bytes) -> Ints | int:
 
 
 def _as(headers: npt.NDArray[np.void], kind: np.dtype[np.void]) -> npt.NDArray[np.void]:
-    """Return the headers with another dtype, in which the born host may be shorter."""
+    """The born host may become shorter."""
     made = np.empty(len(headers), kind)
     for name in kind.names or ():
         made[name] = headers[name][:, : kind[name].shape[0]] if kind[name].shape else headers[name]

@@ -1,6 +1,5 @@
-"""Read the fields of many records in one buffer, and the bounds of their parts, vectorised.
-
-A record whose lengths do not add up is not `sound`; no access leaves the buffer.
+"""Read fields and bounds of many records in one buffer, vectorised. No access leaves the buffer, also for damaged
+records.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ _SYS_HOST_V6 = SYS_BORN_HOST_V6 | SYS_STORE_HOST_V6
 
 
 class RecordView:
-    """n records at `positions` of `view`, of `sizes` bytes according to their entries or headers.
+    """n records in `view`, which is at least as long as a record header. sizes: from entries or headers.
 
-    view: at least as long as a record header. *_starts are positions in `view`, *_lengths are bytes. Both are undefined
-    for records that are not `sound`. All results have length n.
+    *_starts are positions in `view`, *_lengths are bytes. Both are undefined for records that are not `sound`: their
+    lengths do not add up.
     """
 
     def __init__(self, view: Bytes, positions: Ints, sizes: Ints) -> None:
@@ -83,7 +82,7 @@ class RecordView:
         return gather(self.view, self._inside(self.field_positions(name)), RECORD_HEADER[name].str)
 
     def field_positions(self, name: str) -> Ints:
-        """Return a field's positions in `view`. IPv6 hosts shift the fields after them."""
+        """IPv6 hosts shift the fields after them."""
         offset = field_offset(RECORD_HEADER, name)
         positions = self.positions + offset
         if self.hosts_are_v4:
@@ -95,7 +94,7 @@ class RecordView:
         return positions
 
     def v4_hosts(self, which: str) -> Bytes:
-        """Return ip and port of the "born" or "store" hosts, shape (n, 8); all must be IPv4."""
+        """which: "born" or "store". Returns ip and port, shape (n, 8); all must be IPv4."""
         first = field_offset(RECORD_HEADER, f"{which}_ip")
         behind = field_offset(RECORD_HEADER, f"{which}_port") + RECORD_HEADER[f"{which}_port"].itemsize
         hosts: Bytes = np.ascontiguousarray(self._header_bytes[:, first:behind])
@@ -113,7 +112,7 @@ class RecordView:
         return same
 
     def _expect_topic_of_width(self, width: int, topic: bytes) -> Mask:
-        """Do `expect_topic` if the topic's length takes `width` bytes in all records.
+        """width: of the topic's length field, bytes.
 
         Compares machine words that end with the properties' length, and masks out the bytes before the topic: several
         times faster than comparing strings.
@@ -147,22 +146,20 @@ class RecordView:
         self._set_parts(starts, lengths, properties_lengths)
 
     def slices(self, starts: Ints, lengths: Ints) -> pa.BinaryArray:
-        """Return bytes of each record. All records must be sound."""
         return cut(self.view, starts, lengths)
 
     @cached_property
     def stored_bodies(self) -> pa.BinaryArray:
-        """Bodies as stored; all records must be sound."""
+        """All records must be sound."""
         return self.slices(self.body_starts, self.body_lengths)
 
     @cached_property
     def properties(self) -> pa.BinaryArray:
-        """Encoded properties. The records must be as for `crc_matches`."""
         return self.slices(self.properties_starts, self.properties_lengths)
 
     @cached_property
     def have_property_crc(self) -> Mask:
-        """Mask of the records that end with a CRC of the whole record. The records must be as for `crc_matches`."""
+        """The records must be as for `crc_matches`."""
         if self.properties_lengths.sum() < _CRC_WORD.nbytes:
             return np.zeros(len(self), np.bool_)
         data, bounds = flat(self.properties)  # denser than the log
@@ -189,15 +186,13 @@ class RecordView:
         self.sound &= (properties_lengths >= 0) & (self.properties_starts + properties_lengths == self.ends)
 
     def _inside(self, positions: Ints) -> Ints:
-        """Return the positions, 0 for records that are not sound."""
         return positions if self.sound.all() else np.where(self.sound, positions, 0)
 
 
 def moved_records(records: RecordView, physical_offsets: Ints, *, with_delivery_marks: bool = True) -> Bytes:
-    """Return the records back to back, with new log offsets and matching CRCs. The records must be as for
-    `crc_matches`.
+    """Copy records back to back, with new log offsets and matching CRCs. They must be as for `crc_matches`.
 
-    with_delivery_marks: whether delivered messages keep the log offset of their delayed record in the old log.
+    with_delivery_marks: whether delivered messages keep the log offset of their delayed record.
     """
     data, bounds = flat(records.slices(records.positions, records.sizes))
     data = data.copy()
@@ -215,9 +210,9 @@ def moved_records(records: RecordView, physical_offsets: Ints, *, with_delivery_
 
 
 def crc_matches(records: RecordView) -> Mask:
-    """Return a mask of the records that match their CRC: of the whole record if they have one, otherwise of the body.
+    """Check the CRC of the whole record if it has one, otherwise of the body; an empty body matches.
 
-    An empty body without a CRC of the record matches. All records must be sound, with expected or measured topics.
+    All records must be sound, with expected or measured topics.
     """
     whole = records.have_property_crc
     if whole.all():

@@ -1,4 +1,4 @@
-"""Encoded records before their append: many as columns, or a few as plain values, which is faster."""
+"""Encoded records before their append: columns, or plain values, which are faster for a few."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _QUEUE_OFFSET, _PHYSICAL_OFFSET, _STORE_TIMESTAMP = map(
 class Encoding:
     """How a store encodes messages.
 
-    store_host: address and port in records. max_message_size: limit of a body, bytes. with_keys, with_tags: hash keys
-    and tags for the index. with_crc: end each record with a CRC of the whole record.
+    store_host: address and port. max_message_size: of a body, bytes. with_keys, with_tags: hash them for the index.
+    with_crc: end each record with its CRC.
     """
 
     store_host: tuple[bytes, int]
@@ -54,10 +54,10 @@ class EncodedRecords:
     rests: the parts after each header. An array has a value for each record, bytes are the same in all.
     sizes: bytes.
     queues: index into `destinations`, the distinct (topic, queue id) pairs.
-    tags_codes: Java hash of the tags, 0 if there are none.
-    delays: delay in SCHEDULE_TOPIC, ms; 0 for other records.
+    tags_codes: Java hashes, 0 without tags.
+    delays: in SCHEDULE_TOPIC, ms; 0 for other records.
     key_hashes: length m, for the index. key_rows: length m, the record of each key, ascending.
-    with_crc: whether each record's last PROPERTY_CRC_BYTES are reserved for a CRC of all bytes before them.
+    with_crc: whether each record's last PROPERTY_CRC_BYTES are reserved for its CRC.
     """
 
     headers: npt.NDArray[np.void]
@@ -85,7 +85,7 @@ class EncodedRecords:
         self.headers["store_timestamp"] = store_timestamp
 
     def encoded(self, first: int, last: int) -> memoryview:
-        """Return the bytes of records [first, last): at least one record, less than 2 GiB."""
+        """Return the bytes of records [first, last): at least one, less than 2 GiB."""
         headers = self.headers[first:last].view(np.uint8).reshape(last - first, -1)
         parts = [constant(part) if isinstance(part, bytes) else part[first:last] for part in self.rests]
         joined = pc.binary_join_element_wise(rows_as_binary(headers), *parts, constant(b""))
@@ -96,7 +96,7 @@ class EncodedRecords:
         return data.data
 
     def entries(self, physical_offsets: npt.NDArray[np.int64], store_timestamp: int) -> npt.NDArray[np.void]:
-        """Return ConsumeQueue entries, shape (n,), dtype CQ_ENTRY."""
+        """Return ConsumeQueue entries, dtype CQ_ENTRY."""
         entries = np.empty(len(self), CQ_ENTRY)
         entries["physical_offset"] = physical_offsets
         entries["size"] = self.sizes
@@ -107,7 +107,7 @@ class EncodedRecords:
 
 
 def write_crcs(data: Bytes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> None:
-    """Write each record's CRC into the bytes reserved for it. The records must be in ascending order."""
+    """The records must ascend."""
     crcs = crcs_between(data, starts, ends - PROPERTY_CRC_BYTES)
     template = np.frombuffer(property_crc(b""), np.uint8)
     last = np.repeat(template[None], len(starts), axis=0)
@@ -117,10 +117,7 @@ def write_crcs(data: Bytes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.
 
 
 def gather(buffer: Bytes, positions: npt.NDArray[np.int64], kind: str) -> npt.NDArray[np.int64]:
-    """Read big-endian integers of dtype `kind` ('>i4', '>i8', ...) at any byte positions.
-
-    A view with a stride of one byte needs no copy and no alignment.
-    """
+    """kind: such as '>i4'. A view with a stride of one byte needs no copy and no alignment."""
     width = np.dtype(kind).itemsize
     view = np.ndarray((max(0, len(buffer) - width + 1),), kind, buffer=buffer, strides=(1,))
     return view[positions].astype(np.int64)
@@ -140,9 +137,8 @@ def rows_as_binary(matrix: Bytes) -> pa.BinaryArray:
 
 
 class EncodedRecord(NamedTuple):
-    """One record, with the fields of `EncodedRecords`.
-
-    header: the values of RECORD_HEADER's fields, in order. rest: the bytes after it.
+    """As `EncodedRecords`, for one record. header: values of RECORD_HEADER's fields, in order. rest: the bytes after
+    it.
     """
 
     header: list[Any]
@@ -168,7 +164,7 @@ class EncodedRecord(NamedTuple):
 
 
 def set_field(records: EncodedRecords | Sequence[EncodedRecord], name: str, values: npt.ArrayLike) -> None:
-    """Set a header field of records. values: one for all records, or n."""
+    """values: one for all records, or n."""
     if isinstance(records, EncodedRecords):
         records.headers[name] = values
         return
@@ -180,9 +176,7 @@ def set_field(records: EncodedRecords | Sequence[EncodedRecord], name: str, valu
 
 
 def as_columns(records: EncodedRecords | Sequence[EncodedRecord]) -> EncodedRecords:
-    """Return records as columns. records: at least one. Raises `MessageRefused` for more bytes than columns can
-    have.
-    """
+    """records: at least one. Raises `MessageRefused` for more bytes than columns can have."""
     return records if isinstance(records, EncodedRecords) else _columns(records)
 
 

@@ -1,4 +1,4 @@
-"""Messages that were read, decoded from one record (MessageDecoder) or from columns."""
+"""Messages that were read (MessageDecoder)."""
 
 from __future__ import annotations
 
@@ -85,9 +85,9 @@ assert _PROPERTIES_LENGTH.size == PROPERTIES_LENGTH_BYTES
 
 
 def decode_record(record: bytes, where: object, *, check_crc: bool = True) -> StoredMessage:
-    """Decode a record without decompressing its body. where: the record's name in errors, converted by `str`.
+    """Decode without decompressing the body. where: names the record in errors.
 
-    Raises `CorruptRecord` for wrong lengths, magic, or CRC (of the record, or else of its body).
+    Raises `CorruptRecord` for wrong lengths, magic or CRC.
     """
     if len(record) < MIN_RECORD_BYTES:
         raise _wrong(where, f"the record has only {len(record)} bytes")
@@ -149,7 +149,7 @@ def decode_record(record: bytes, where: object, *, check_crc: bool = True) -> St
 
 
 def stored_messages(block: Block) -> list[StoredMessage]:
-    """Decode the messages of a block as `decode_record`, with the queue id of the block."""
+    """Decode as `decode_record`, with the queue id of the block."""
 
     def column(name: str) -> list[str]:
         return block.column(name).to_pylist()  # type: ignore[no-any-return]
@@ -180,9 +180,8 @@ def stored_messages(block: Block) -> list[StoredMessage]:
 
 
 def lengths_add_up(size: int, read: Callable[[int, int], bytes]) -> bool:
-    """Return whether the lengths of a record's parts add up to `size` bytes.
-
-    read: takes a position in the record and a length, and returns the bytes, fewer at the end.
+    """Check the lengths of a record's parts. read: takes a position in the record and a length, and returns the bytes,
+    fewer at the end.
     """
     begin = read(0, _HEADERS[True][True].size)
     if len(begin) < _HEADER.size:
@@ -214,7 +213,7 @@ def _wrong(where: object, what: str) -> CorruptRecord:
 
 
 def must_match_entry(message: StoredMessage, entry: QueueEntry) -> None:
-    """Raise `CorruptRecord` if the queue entry does not match its message."""
+    """Raises `CorruptRecord`."""
     tag = message.properties.get(PROPERTY_TAGS)
     own = MessagePlace(*message[:3])
     is_code = entry.tags_code == java_hash_code(tag or "") or (  # faster for one
@@ -231,7 +230,7 @@ def must_match_entry(message: StoredMessage, entry: QueueEntry) -> None:
 
 
 def inflated(message: StoredMessage, where: object, max_bytes: int) -> StoredMessage:
-    """Decompress the body. Raises `UnreadableBody`. where: for errors."""
+    """where: for errors. Raises `UnreadableBody`."""
     if not message.sys_flag & SYS_COMPRESSED:
         return message
     try:
@@ -242,7 +241,7 @@ def inflated(message: StoredMessage, where: object, max_bytes: int) -> StoredMes
 
 
 def inflated_or_raw(message: StoredMessage, max_bytes: int) -> StoredMessage:
-    """Decompress the body. An unreadable body is left as it is stored, and property `BODY_ERROR` has the reason."""
+    """Leave an unreadable body as it is stored, with the reason in property `BODY_ERROR`."""
     try:
         return inflated(message, "", max_bytes)
     except UnreadableBody as error:

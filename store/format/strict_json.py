@@ -30,9 +30,7 @@ def decode(data: bytes | str, kind: type[T], *, strict: bool = ...) -> T: ...
 
 
 def decode(data: bytes | str, kind: Any = Any, *, strict: bool = True) -> Any:
-    """Parse JSON. kind: for example a dataclass, a named tuple, or a `msgspec.Struct`. strict: if False, a number may
-    be a text.
-    """
+    """kind: for example a dataclass or a `msgspec.Struct`. strict: if False, a number may be a text."""
     try:
         return msgspec.json.decode(data, type=kind, strict=strict)
     except RecursionError:
@@ -48,7 +46,7 @@ def decode_fastjson(data: bytes, kind: type[T]) -> T: ...
 
 
 def decode_fastjson(data: bytes, kind: Any = Any) -> Any:
-    """Parse JSON of RocketMQ's fastjson, which writes integer keys without quotes, as in {0:5}."""
+    """RocketMQ's fastjson writes integer keys without quotes, as in {0:5}."""
     try:
         return decode(data, kind)
     except msgspec.ValidationError:
@@ -58,7 +56,7 @@ def decode_fastjson(data: bytes, kind: Any = Any) -> Any:
 
 
 def decode_unique(text: str) -> Any:
-    """Parse JSON. Also raises `ValueError` for a duplicate name in one object."""
+    """Also raises `ValueError` for a duplicate name in one object."""
     try:
         return json.loads(text, object_pairs_hook=_unique_names)
     except RecursionError:

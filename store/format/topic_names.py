@@ -1,4 +1,4 @@
-"""Valid names of topics, and the names that RocketMQ reserves."""
+"""Valid and reserved names of topics."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from store.format.layout import (
 )
 from store.model.errors import InvalidTopic
 
-# The batches that sinks appended, each published with its rows. Subscriptions by pattern skip this prefix of RocketMQ,
-# and a broker that takes over the directory keeps the topic.
+# Batches that sinks appended, each published with its rows. Subscriptions by pattern skip this prefix of RocketMQ, and
+# brokers keep the topic.
 COMMITS_TOPIC: Final = f"{SYSTEM_TOPIC_PREFIX}SPARK_COMMITS"
 PRODUCERS_TOPIC: Final = f"{SYSTEM_TOPIC_PREFIX}PRODUCERS"  # the progress of named producers
 TOPICS_OF_NOTES: Final = frozenset({COMMITS_TOPIC, PRODUCERS_TOPIC})  # foreign messages there would hide messages
@@ -38,7 +38,7 @@ def check_topic_name(topic: str) -> None:
 
 
 def is_folder_name(topic: str) -> bool:
-    """Return whether a topic is a valid folder name. A damaged name must not lead out of the store."""
+    """A damaged name must not lead out of the store."""
     try:
         size = len(topic.encode(errors="surrogateescape"))  # the system's file names need not be UTF-8
     except UnicodeEncodeError:  # a lone surrogate
@@ -51,12 +51,10 @@ def not_a_name(topic: object) -> InvalidTopic:
 
 
 def is_internal_topic(topic: str) -> bool:
-    """Return whether a topic is a system topic (TopicValidator), or has copies: retries, dead letters, messages of
-    light queues.
-    """
+    """Return whether a topic is a system topic, or has copies: retries, dead letters, light queues."""
     return topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)) or needs_no_entry(topic)
 
 
 def needs_no_entry(topic: str) -> bool:
-    """Return whether a broker's table may lack a topic: light queues, and system topics in some versions."""
+    """Light queues, and system topics in some versions, may be missing in a broker's table."""
     return topic in SYSTEM_TOPICS or topic.startswith((SYSTEM_TOPIC_PREFIX, LIGHT_PREFIX))

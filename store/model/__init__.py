@@ -1,1 +1,1 @@
-"""Shared by all packages of `store`: errors, the types of a log, and the protocols of logs and of groups."""
+"""Shared by all packages of `store`: errors, and the types and protocols of logs."""

@@ -1,7 +1,6 @@
-"""All errors of a store, below `StoreError`.
+"""All errors of a store, below `StoreError`. Messages name the fault, the object and the remedy.
 
-Every message names the fault, the object and the remedy. `system_errors` translates OS errors that the machine causes,
-such as a full device. Any other `OSError` is a bug and passes unchanged.
+`system_errors` translates OS errors that the machine causes, such as a full device. Any other `OSError` is a bug.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class PutStatus(Enum):
-    """RocketMQ's PutMessageStatus, without the values that a local store never returns."""
+    """RocketMQ's PutMessageStatus, as far as a local store returns it."""
 
     PUT_OK = "stored"
     MESSAGE_ILLEGAL = "the message breaks a rule of the format"
@@ -45,15 +44,15 @@ class StoreLocked(StoreError):
 
 
 class StoreBusy(StoreError):
-    """The append lock was not acquired within `lockTimeoutMillis`. Nothing was appended; the call can be retried."""
+    """The append lock was not acquired within `lockTimeoutMillis`. Nothing was appended; retry the call."""
 
 
 class BufferFull(StoreError):
-    """A producer's buffer stayed full for too long. The message was not taken; the call can be retried."""
+    """A producer's buffer stayed full. The message was not taken; retry the call."""
 
 
 class StoreNotOpen(StoreError):
-    """A store, a watch or a hold service is not open in this process, or cannot be copied to another one."""
+    """A store, watch or hold service is not open in this process, or cannot be copied to another."""
 
 
 class StoreClosed(StoreNotOpen):
@@ -61,11 +60,11 @@ class StoreClosed(StoreNotOpen):
 
 
 class StoreForked(StoreNotOpen):
-    """A call of a handle that the parent process opened before it forked this process."""
+    """A call of a handle that was opened before this process was forked."""
 
 
 class StoreReplaced(StoreNotOpen):
-    """The directory of an open store was deleted, was replaced or changed owner. Close the store and open it again.
+    """The directory of an open store was deleted, was replaced or changed owner. Open it again.
 
     The owner changes if a RocketMQ broker appends to our directory, or if a writer of ours opens a broker's.
     """
@@ -76,20 +75,20 @@ class ReadOnlyStore(StoreError):
 
 
 class StoreFull(StoreError, OSError):
-    """The device has no space left. Nothing was appended; the call can be retried."""
+    """The device is full. Nothing was appended; retry the call."""
 
 
 class FlushFailed(StoreError):
     """A sync failed: a machine crash may lose the log after the flushed offset.
 
     A sync cannot be retried, because the system forgets which bytes failed. So append, flush and close raise this error
-    in every open store on the directory until all are closed. The next opening for writing rewrites the log after the
-    flushed offset.
+    in every open store on the directory until all are closed. The next opening for writing rewrites the log after that
+    offset.
     """
 
 
 class StoreUnavailable(StoreError, OSError):
-    """A system call failed. `__cause__` is the `OSError`; `errno` is the same."""
+    """A system call failed; see `__cause__` and `errno`."""
 
     def advising(self, advice: str) -> StoreUnavailable:
         error = type(self)(f"{self}, {advice}")
@@ -125,7 +124,7 @@ class QueuesPassedOver(ArchiveError):
 
 
 class ObjectsUnavailable(StoreError):
-    """The directory or object store of an archive, a ledger or staged rows refused a request or did not answer."""
+    """The directory or object store of an archive, a ledger or staged rows failed or did not answer."""
 
 
 class UnknownTopic(StoreError):
@@ -209,7 +208,7 @@ class Unreachable(RemotingError):
 
 
 class BrokerMissing(Unreachable):
-    """A broker of a cluster did not answer within the timeout. Its messages can be read when it is back."""
+    """A broker did not answer in time. Its messages can be read when it is back."""
 
     @classmethod
     def of(cls, address: object, missing: Iterable[object]) -> BrokerMissing:
@@ -290,9 +289,7 @@ _REMEDIES = {
 
 
 class system_errors:  # noqa: N801
-    """A context in which an `OSError` becomes a `StoreFull` or `StoreUnavailable`. The error names its path, or
-    `where`.
-    """
+    """Translate an `OSError` to `StoreFull` or `StoreUnavailable`. The error names its path, or `where`."""
 
     __slots__ = ("_where",)
 
@@ -308,7 +305,7 @@ class system_errors:  # noqa: N801
 
 
 def raise_translated(where: object, error: OSError) -> None:
-    """Raise the `StoreError` for an OS error that the machine causes. Return if it is any other error."""
+    """Raise the `StoreError` for an OS error that the machine causes; return for any other."""
     if isinstance(error, StoreError):
         return
     path = error.filename if isinstance(error.filename, (str, bytes)) else where

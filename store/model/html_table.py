@@ -1,4 +1,4 @@
-"""Small HTML tables for the representation of objects in notebooks. Every text is escaped."""
+"""HTML tables for notebooks. Every text is escaped."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from html import escape
 
 
 def html_table(caption: str, names: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table. Integers are right-aligned, with separators. None is shown as a dash."""
+    """Integers are right-aligned, with separators. None is shown as a dash."""
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     return f"<table><caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

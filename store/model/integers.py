@@ -1,4 +1,4 @@
-"""Check users' arguments: integers within bounds, seconds, texts, and choices."""
+"""Check users' arguments: integers, seconds, texts and choices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_SECONDS = 253_402_300_799  # year 9999
 
 
 def integer(name: str, value: SupportsIndex, minimum: int = -LONG_MAX - 1, maximum: int = LONG_MAX) -> int:
-    """Return an integer. Raises `InvalidArgument` for a bool, a float, a text, or a number out of bounds."""
+    """Raises `InvalidArgument` for a bool, a float, a text, or a number out of bounds."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -29,7 +29,7 @@ def integer(name: str, value: SupportsIndex, minimum: int = -LONG_MAX - 1, maxim
 
 
 def seconds(name: str, value: float) -> float:
-    """Return a time or a time span. Raises `InvalidArgument` if it is no number, or after the year 9999."""
+    """Raises `InvalidArgument` if it is no number, or after the year 9999."""
     try:
         number = math.nan if isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -40,7 +40,7 @@ def seconds(name: str, value: float) -> float:
 
 
 def span(name: str, value: float) -> float:
-    """Return a time span in seconds. Raises as `seconds`, and for a negative number."""
+    """Raises as `seconds`, and for a negative number."""
     number = seconds(name, value)
     if number < 0:
         raise InvalidArgument(f"{name}={value}: give a number of seconds, 0 or more")
@@ -62,13 +62,13 @@ def counted(number: int, noun: str) -> str:
 
 
 def text(name: str, value: object) -> str:
-    """Return a text. Raises `InvalidArgument` if `value` is none."""
+    """Raises `InvalidArgument` if `value` is no text."""
     if not isinstance(value, str):
         raise InvalidArgument(f"{name}={value!r:.40}: a {type(value).__name__}; give a text")
     return value
 
 
 def one_of(name: str, value: object, choices: Collection[object]) -> None:
-    """Raise `InvalidArgument` for a value that is not in `choices`."""
+    """Raises `InvalidArgument`."""
     if value not in choices:
         raise InvalidArgument(f"{name}={value!r:.40}: give one of {', '.join(map(repr, choices))}")

@@ -30,7 +30,7 @@ _BODIES = [[header.itemsize for header in row] for row in RECORD_HEADERS]
 
 
 class Arrival(NamedTuple):
-    """A new message in a queue. tags_code: Java hash of the message's tag, 0 if it has none."""
+    """tags_code: 0 without a tag."""
 
     topic: str
     queue_id: int
@@ -39,10 +39,9 @@ class Arrival(NamedTuple):
 
 
 def arrivals(log: CommitLog, begin: int, end: int) -> list[Arrival]:
-    """Return all messages in the published log bytes [begin, end), in order.
+    """Decode all records of a short range of published log bytes, in order.
 
-    Decodes records one by one, so use it for short ranges. Not for a broker's log, in which a record may be in no queue
-    or in several. Raises `OffsetLost` if retention deleted records, `CorruptRecord`.
+    Not for a broker's log, in which a record may be in no queue or in several. Raises `OffsetLost`, `CorruptRecord`.
     """
     found = []
     at = begin
@@ -81,9 +80,6 @@ def _arrival(data: bytes, position: int, magic: int) -> Arrival:
 
 
 def _part(data: bytes, at: int, width: int) -> tuple[bytes, int]:
-    """Return a part of a record that is preceded by its length, and the position after it. width: bytes of the length
-    field.
-    """
     end = at + width + int.from_bytes(data[at : at + width], "big")
     return data[at + width : end], end
 

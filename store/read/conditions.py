@@ -1,7 +1,6 @@
 """Syntax trees of SQL92 conditions on properties, with the semantics of RocketMQ's filter.
 
-Properties are texts. A condition is true, false, unknown (null), or an error if RocketMQ throws an exception. Only true
-matches. `evaluation` evaluates a condition for many messages, `sql_filter` for one.
+A condition is true, false, unknown (null), or an error if RocketMQ throws an exception. Only true matches.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Property:
-    """A property's text, null if the message lacks it."""
+    """A text, null if the message lacks it."""
 
     name: str
     operands: tuple[Node, ...] = ()
@@ -42,7 +41,7 @@ class Property:
 
 @dataclass(frozen=True)
 class Negative:
-    """The negative of a number, `-x`. Null if x is no number."""
+    """`-x`. Null if x is no number."""
 
     operands: tuple[Node]
 
@@ -66,7 +65,7 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Contains:
-    """`x CONTAINS text`, `x STARTSWITH text` or `x ENDSWITH text`. False if x is null, even if negated."""
+    """False if x is null, even if negated."""
 
     part: Part
     operands: tuple[Node]
@@ -76,7 +75,7 @@ class Contains:
 
 @dataclass(frozen=True)
 class Cast:
-    """A property used as a condition: false, or unknown if the message lacks it."""
+    """A property used as a condition: false, or unknown if missing."""
 
     operands: tuple[Property]
 
@@ -112,7 +111,7 @@ def names_of(condition: Node) -> frozenset[str]:
 
 
 def texts_of(condition: Node, name: str) -> frozenset[str] | None:
-    """Return all texts that a property can have in matching messages, None if it can have any text."""
+    """Return all texts of a property in matching messages, None if it can have any."""
     match condition:
         case Equal((Property(found), Constant(str() as text)) | (Constant(str() as text), Property(found))):
             return frozenset((text,)) if found == name else None

@@ -1,4 +1,4 @@
-"""Vectorized evaluation of conditions over Arrow columns of properties, and Java's parsing of numbers."""
+"""Vectorized evaluation of conditions over Arrow columns, and Java's parsing of numbers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Float64s = npt.NDArray[np.float64]
 _BLANKS = "".join(map(chr, range(ord(" ") + 1)))  # Java's String.trim removes these
 _INTEGER = r"^[+-]?[0-9]+$"
 _INTEGER_OF_ANY_SCRIPT = r"^[+-]?\p{Nd}+$"
-_LONG_DIGITS = 19  # so many digits fit into an unsigned 64-bit integer
+_LONG_DIGITS = 19  # fits into an unsigned 64-bit integer
 _LONG_MAX = np.uint64((1 << 63) - 1)
 _DOUBLE = r"^[+-]?(NaN|Infinity|([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?[fFdD]?)$"
 _SUFFIXES = "fFdD"
@@ -49,7 +49,7 @@ _ONE_INTEGER_OF_ANY_SCRIPT = re.compile(r"[+-]?\d+")
 
 
 def mask_of(booleans: pa.BooleanArray | pa.BooleanScalar) -> Bools:
-    """Return a mask in which null is False. A scalar gives shape (1,)."""
+    """Null is False. A scalar gives shape (1,)."""
     if isinstance(booleans, pa.Scalar):
         return np.array([bool(booleans.as_py())])
     mask: Bools = numbers(pc.and_kleene(booleans, booleans.is_valid()) if booleans.null_count else booleans)
@@ -57,9 +57,8 @@ def mask_of(booleans: pa.BooleanArray | pa.BooleanScalar) -> Bools:
 
 
 def longs(values: pa.StringArray) -> tuple[Int64s, Bools]:
-    """Parse texts as `Long.valueOf` does. Return the numbers and the mask of valid texts, both shape (n,).
-
-    Valid texts have an optional sign and digits of any script, no blanks, and a value within 64 bits. Null is invalid.
+    """Parse as `Long.valueOf`. Return the numbers and a mask of valid texts: a sign and digits of any script, without
+    blanks, within 64 bits.
     """
     values = _with_ascii_digits(pc.fill_null(values, constant("")))
     sound = mask_of(pc.match_substring_regex(values, _INTEGER))
@@ -73,10 +72,10 @@ def longs(values: pa.StringArray) -> tuple[Int64s, Bools]:
 
 
 def doubles(values: pa.StringArray) -> tuple[Float64s, Bools]:
-    """Parse texts as `Double.valueOf` does. Return the numbers and the mask of valid texts, both shape (n,).
+    """Parse as `Double.valueOf`. Return the numbers and a mask of valid texts.
 
     As in Java, surrounding blanks, a suffix as in "5.0f" and hexadecimal numbers are valid. Too large numbers are
-    infinite. Null is invalid.
+    infinite.
     """
     values = pc.ascii_trim(pc.fill_null(values, constant("")), _BLANKS)
     sound = mask_of(pc.match_substring_regex(values, _DOUBLE))
@@ -97,7 +96,7 @@ def total_order(doubles: Float64s) -> Int64s:
 
 
 def long_of(text: str) -> int | None:
-    """Parse one text as `longs` does. Return None if it is invalid."""
+    """See `longs`."""
     if not text.isascii() and _ONE_INTEGER_OF_ANY_SCRIPT.fullmatch(text):
         text = "".join(map(_ascii_digit, text))
     if not _ONE_INTEGER.fullmatch(text):
@@ -110,7 +109,7 @@ def long_of(text: str) -> int | None:
 
 
 def double_of(text: str) -> float | None:
-    """Parse one text as `doubles` does. Return None if it is invalid."""
+    """See `doubles`."""
     text = text.strip(_BLANKS)
     if _ONE_DOUBLE.fullmatch(text):
         return float(text.rstrip(_SUFFIXES))
@@ -118,7 +117,6 @@ def double_of(text: str) -> float | None:
 
 
 def _with_ascii_digits(values: pa.StringArray) -> pa.StringArray:
-    """Replace digits of other scripts in integers."""
     foreign = ~mask_of(pc.string_is_ascii(values))
     if foreign.any():
         foreign &= mask_of(pc.match_substring_regex(values, _INTEGER_OF_ANY_SCRIPT))
@@ -129,7 +127,7 @@ def _with_ascii_digits(values: pa.StringArray) -> pa.StringArray:
 
 
 def _ascii_digit(character: str) -> str:
-    # Java parses UTF-16 code units: a digit outside of the basic plane is not valid.
+    # Java parses UTF-16 code units: a digit outside the basic plane is invalid.
     return character if character in "+-" or ord(character) > 0xFFFF else str(unicodedata.decimal(character))
 
 
@@ -140,14 +138,14 @@ def _from_hex(text: str) -> float:
         return -np.inf if text.startswith("-") else np.inf
 
 
-_PARTS = {"CONTAINS": "match_substring", "STARTSWITH": "starts_with", "ENDSWITH": "ends_with"}  # in pyarrow.compute
+_PARTS = {"CONTAINS": "match_substring", "STARTSWITH": "starts_with", "ENDSWITH": "ends_with"}
 
 
 class Truth(NamedTuple):
-    """The results of a condition for n messages, as three masks of shape (n,), or (1,) for a constant.
+    """The results for n messages, as masks of shape (n,), or (1,) for a constant.
 
-    At most one of the masks is set for a message: it matches (true), the result is unknown (null), or RocketMQ throws
-    an exception (error). If none is set, the result is false.
+    At most one mask is set for a message: true, null (unknown), or error (RocketMQ throws an exception). If none is
+    set, the result is false.
     """
 
     true: Bools
@@ -156,17 +154,14 @@ class Truth(NamedTuple):
 
 
 def evaluate(condition: Node, values: Mapping[str, pa.StringArray], count: int) -> Truth:
-    """Evaluate a condition for `count` messages.
-
-    values: for each property in the condition, its texts in the messages.
-    """
+    """values: each property's texts in `count` messages."""
     masks = _truth(condition, {name: _Text(value) for name, value in values.items()})
     true, null, error = (np.broadcast_to(mask, (count,)) for mask in masks)
     return Truth(true, null, error)
 
 
 class _Text:
-    """The texts of a property, or one literal, with the numbers that they parse to."""
+    """The texts of a property, or one literal."""
 
     def __init__(self, values: pa.StringArray | pa.StringScalar) -> None:
         self.values = values
@@ -249,7 +244,7 @@ def _not(condition: Truth) -> Truth:
 
 
 def _or(left: Truth, right: Truth) -> Truth:
-    """Combine two operands of OR. If the left one is true, an error of the right one is ignored."""
+    """If the left operand is true, an error of the right one is ignored."""
     true = left.true | (right.true & ~left.error)
     error = left.error | (right.error & ~left.true)
     return Truth(true, (left.null | right.null) & ~true & ~error, error)
@@ -263,9 +258,7 @@ def _contains(part: Part, value: _Value, text: str, negated: bool) -> Truth:
 
 
 def _equal(left: _Value, right: _Value) -> Truth:
-    """Compare by `=`. Two nulls are equal. If only the left value is null the result is unknown, if only the right one,
-    false.
-    """
+    """Two nulls are equal. If only the left value is null the result is unknown, if only the right one, false."""
     left_null, right_null = _nulls(left), _nulls(right)
     error = _errors(left) | _errors(right)
     both = ~(left_null | right_null | error)
@@ -276,7 +269,7 @@ def _equal(left: _Value, right: _Value) -> Truth:
 
 
 def _same(left: _Value, right: _Value) -> tuple[Bools, Bools]:
-    """Compare values that are not null. Return two masks: equal, and comparable."""
+    """Return two masks: equal, and comparable."""
     match left, right:
         case _Text(values=one), _Text(values=other):
             return mask_of(pc.equal(one, other)), _YES
@@ -293,7 +286,7 @@ def _same(left: _Value, right: _Value) -> tuple[Bools, Bools]:
 
 
 def _ordered(compare: Callable[[Any, Any], Any], left: _Value, right: _Value) -> Truth:
-    """Compare by `<`, `>` and so on. If the left value is null, an error of the right one is ignored."""
+    """If the left value is null, an error of the right one is ignored."""
     left_null, right_null = _nulls(left), _nulls(right)
     error = _errors(left) | (_errors(right) & ~left_null)
     both = ~(left_null | right_null | error)
@@ -305,9 +298,9 @@ def _ordered(compare: Callable[[Any, Any], Any], left: _Value, right: _Value) ->
 
 
 def _numbers(left: _Value, right: _Value) -> tuple[Int64s, Int64s, Bools]:
-    """Return integers that compare as the values do, and the mask of messages in which both are valid numbers.
+    """Return integers that compare as the values do, and the mask of valid numbers.
 
-    A text is parsed as the type of the number that it is compared with. Two texts are parsed as doubles.
+    A text is parsed as the type of the number that it is compared with, two texts as doubles.
     """
     assert not isinstance(left, Truth)  # `_same` handles conditions, and the grammar does not order them
     assert not isinstance(right, Truth)

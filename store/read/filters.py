@@ -1,7 +1,6 @@
-"""Message filters: tag expressions such as `paid || shipped`, and `message_filter` for any expression.
+"""Filters: tag expressions such as `paid || shipped`, and `message_filter` for any expression.
 
-In RocketMQ, the broker compares the tag hashes in queue entries, and the client compares the tags. A reader here does
-both.
+In RocketMQ, the broker compares tag hashes, and the client tags. A reader here does both.
 """
 
 from __future__ import annotations
@@ -33,9 +32,8 @@ class TagFilter:
     def parse(expression: str | None) -> TagFilter:
         """Parse tags separated by `||`. None, "" and "*" keep all messages. Blanks and empty tags are dropped.
 
-        Raises `FilterError` for an expression without a tag, such as "||", with which RocketMQ keeps no message. Also
-        raises it for likely mistakes: "a,b", "a|b", SQL92, and text that UTF-8 cannot encode. `TagFilter(("a,b",))`
-        selects such a tag.
+        Raises `FilterError` for an expression without a tag, such as "||", and for likely mistakes: "a,b", "a|b",
+        SQL92, text that UTF-8 cannot encode. `TagFilter(("a,b",))` selects such a tag.
         """
         if expression is None:
             return TagFilter(None)
@@ -50,7 +48,7 @@ class TagFilter:
             )
         try:
             expression.encode()
-        except UnicodeEncodeError:  # a lone surrogate, as from a command-line argument that is not UTF-8
+        except UnicodeEncodeError:  # a lone surrogate, as from a command-line argument
             raise FilterError(
                 f"subExpression {expression!r} is not valid UTF-8. On a command line, check the terminal's encoding"
             ) from None
@@ -68,10 +66,7 @@ class TagFilter:
         return None if self.tags is None else frozenset(map(java_hash_code, self.tags))
 
     def match_codes(self, tags_codes: Int64s) -> Bools:
-        """Return the mask of queue entries whose messages may match, with the shape of `tags_codes`.
-
-        A match is not certain, because hashes can collide.
-        """
+        """Hashes can collide, so a match is not certain."""
         codes = self.tags_codes
         if codes is None:
             return np.ones(len(tags_codes), np.bool_)
@@ -81,7 +76,7 @@ class TagFilter:
         return matches
 
     def match_batch(self, batch: pa.RecordBatch) -> pa.BooleanArray:
-        """Return whether each row's tag matches. A message without a tag does not."""
+        """A message without a tag does not match."""
         if self.tags is None:
             return arrow(np.ones(len(batch), np.bool_))
         return pc.is_in(batch["tags"], texts(self.tags))
@@ -97,10 +92,9 @@ EXPRESSION_TYPES = ("TAG", "SQL92")
 
 
 def message_filter(expression: str | None, expression_type: str = "TAG") -> MessageFilter:
-    """Return the filter for an expression: tags such as "paid || shipped", or a SQL92 condition on properties.
+    """Return the filter for tags such as "paid || shipped", or for a SQL92 condition on properties.
 
-    expression_type: one of `EXPRESSION_TYPES`, in any case. Raises `FilterError` for another type, and as
-    `TagFilter.parse` or `sql92.parse`.
+    expression_type: one of `EXPRESSION_TYPES`, in any case. Raises `FilterError`.
     """
     known = str(expression_type).upper()
     if known == "TAG":

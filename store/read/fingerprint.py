@@ -1,6 +1,6 @@
 """Fingerprints identify the message at a queue offset, because RocketMQ's files have no unique ids.
 
-If the fingerprint at an offset changed, the topic was recreated or the store was restored from a backup.
+A changed fingerprint means that the topic was recreated or the store restored from a backup.
 """
 
 from __future__ import annotations
@@ -27,10 +27,7 @@ _PLACE = tuple(
 
 
 def fingerprint(log: RecordLog, queue: EntryQueue, offset: int) -> Fingerprint:
-    """Return the fingerprint of the message at a published queue offset, without a cache.
-
-    Raises `OffsetLost` if the message is deleted, `CorruptRecord`.
-    """
+    """Identify the message at a published queue offset, without a cache. Raises `OffsetLost`, `CorruptRecord`."""
     physical, size, _ = queue.entries(offset, offset + 1, current=True)[0].item()
     if size == CQ_PRE_BLANK_SIZE:
         raise OffsetLost(f"topic {queue.topic}, queue {queue.queue_id}: the queue begins after offset {offset}")
@@ -53,9 +50,8 @@ def fingerprint(log: RecordLog, queue: EntryQueue, offset: int) -> Fingerprint:
 
 
 def can_have(log: RecordLog, queue: EntryQueue, offset: int, was: Fingerprint) -> bool:
-    """Return whether the message at `offset` has, or may have had, the fingerprint `was`.
-
-    It may have had it if the message was deleted: `was` is then before the log's first offset, which never decreases.
+    """Return whether the message at `offset` has fingerprint `was`, or if it was deleted, may have had it: `was` is
+    then before the log's first offset, which never decreases.
     """
     try:
         return fingerprint(log, queue, offset) == was
@@ -64,7 +60,7 @@ def can_have(log: RecordLog, queue: EntryQueue, offset: int, was: Fingerprint) -
 
 
 def place_of(header: bytes) -> tuple[int, ...]:
-    """Return size, queue id and queue offset from a record's header."""
+    """Return size, queue id and queue offset of a record."""
     return tuple(int.from_bytes(header[part], "big", signed=True) for part in _PLACE)
 
 

@@ -27,11 +27,11 @@ _MANY = 160  # fewer messages are decoded faster one by one
 _BY_TAG = {"tags"}
 _NOTHING = memoryview(b"")
 _SHORT_BYTES = 1024  # on average
-_FILTER_SECONDS = 0.02  # for a filter on properties, which must decode each message
+_FILTER_SECONDS = 0.02  # for filters on properties, which decode each message
 
 
 class GetStatus(Enum):
-    """The values of RocketMQ's GetMessageStatus that `get_message` returns."""
+    """The used values of RocketMQ's GetMessageStatus."""
 
     FOUND = 0
     NO_MATCHED_MESSAGE = 1
@@ -43,10 +43,10 @@ class GetStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class GetResult:
-    """Result of `get_message`. All offsets are queue offsets.
+    """All offsets are queue offsets.
 
     max_offset: the offset after the last message.
-    records: pieces of the log, each of complete records; set instead of `messages` if `GetRequest.as_records` is true.
+    records: pieces of the log, each of complete records; instead of `messages` with `GetRequest.as_records`.
     """
 
     status: GetStatus
@@ -58,10 +58,7 @@ class GetResult:
 
 
 class GetRequest(NamedTuple):
-    """Arguments of `get_message`.
-
-    as_records: return raw records. Their limit is far above RocketMQ's, because they are not decoded.
-    """
+    """as_records: return raw records. Their limit is far above RocketMQ's, because they are not decoded."""
 
     offset: int
     max_messages: int
@@ -69,7 +66,7 @@ class GetRequest(NamedTuple):
     as_records: bool = False
 
     def most_messages(self, config: StoreConfig) -> int:
-        """Return the maximum number of messages in the result, at least 1."""
+        """At least 1."""
         most = MOST_RECORDS if self.as_records else config.maxTransferCountOnMessageInMemory
         return max(1, min(self.max_messages, most))
 
@@ -82,13 +79,11 @@ class GetRequest(NamedTuple):
 def get_message(
     log: CommitLog, queue: ConsumeQueue, bounds: Bounds, request: GetRequest, config: StoreConfig
 ) -> GetResult:
-    """Return messages of a queue.
+    """Read one ConsumeQueue file; with a filter, at most `max(maxFilterMessageSize / 20, max_messages)` entries.
 
-    One call reads one ConsumeQueue file. With a filter, it examines at most `max(maxFilterMessageSize / 20,
-    max_messages)` entries. It returns at most `maxTransferCountOnMessageInMemory` messages and
-    `maxTransferBytesOnMessageInMemory` bytes, but always the first message. Decompressed bodies have at most
-    `maxDecompressedMessageSize` bytes together. RocketMQ has the same limits, and lower ones for messages that are not
-    in memory.
+    Returns at most `maxTransferCountOnMessageInMemory` messages and `maxTransferBytesOnMessageInMemory` bytes, but
+    always the first message. Decompressed bodies have at most `maxDecompressedMessageSize` bytes together. RocketMQ has
+    the same limits, and lower ones for messages that are not in memory.
 
     Raises as `MessageStore.get_message`, and `OffsetLost` if retention deletes a part of the range concurrently.
     """
@@ -119,10 +114,7 @@ def status_of(found: Sequence[object]) -> GetStatus:
 
 
 class RecordPieces(NamedTuple):
-    """Some records of a queue, undecoded.
-
-    records: bytes of the log, each of adjacent records. next_begin: queue offset after the last examined entry.
-    """
+    """records: bytes of the log, each of adjacent records. next_begin: queue offset after the last examined entry."""
 
     records: list[memoryview]
     next_begin: int
@@ -135,7 +127,7 @@ class _Found(NamedTuple):
 
 @dataclass(slots=True)
 class _Examined:
-    """The queue entries that one call examines. offset: queue offset of the first one."""
+    """offset: queue offset of the first entry."""
 
     log: CommitLog
     queue: ConsumeQueue
@@ -150,10 +142,7 @@ class _Examined:
         return self._in_columns(count_limit) or self._one_by_one(count_limit)
 
     def _in_columns(self, count_limit: int) -> _Found | None:
-        """Return the messages as `_one_by_one`, but vectorized.
-
-        Return None if messages are few, damaged or compressed, or if some do not match.
-        """
+        """Return None if messages are few, damaged or compressed, or if some do not match."""
         if min(count_limit, len(self.entries)) < _MANY:
             return None
         rows = np.flatnonzero(may_match(self.entries, self.message_filter))
@@ -199,7 +188,7 @@ class _Examined:
         return _Found(messages, self.offset + len(self.entries))
 
     def _candidates(self, at_once: int, *, is_filtered: bool) -> Iterator[tuple[int, int, int, int]]:
-        """Yield row, log offset, size and tags code of entries that may match. at_once: entries to filter together."""
+        """Yield row, log offset, size and tags code. at_once: entries to filter together."""
         for first in range(0, len(self.entries), at_once):
             some = self.entries[first : first + at_once]
             rows: Iterable[int] = range(first, first + len(some))
@@ -210,7 +199,6 @@ class _Examined:
                 yield row, *fields
 
     def _message(self, row: int, at: int, size: int, tags_code: int) -> StoredMessage:
-        """Decode one message. at, size: log offset and size of the record, from the entry."""
         if not self.log.can_be_record(at, size):
             raise CorruptRecord(f"{self._entry(row)}: the queue entry is damaged (record size {size}). {MAKE_ANEW}")
         try:
@@ -226,7 +214,6 @@ class _Examined:
         return QueueEntry(self.queue.topic, self.queue.queue_id, self.offset + row, *self.entries[row].item())
 
     def _bytes(self, offset: int, length: int) -> memoryview:
-        """Return bytes of the log. The view of the last segment is cached."""
         position = offset - self._begin
         if not 0 <= position < len(self._segment):
             segments = self.log.segments
@@ -241,7 +228,7 @@ class _Examined:
         """Return the first matching records, as views of the mapped log: at least one, at most `count_limit`.
 
         A filter by tags compares only their hashes. A filter on properties stops after `_FILTER_SECONDS`, because the
-        thread also serves other clients. Raises `CorruptRecord`, `OffsetLost`.
+        thread also serves other clients.
         """
         rows, stop = np.arange(len(self.entries)), len(self.entries)
         if self.message_filter.columns:
@@ -257,10 +244,9 @@ class _Examined:
         return RecordPieces(self._mapped(rows[:count], begins[:count], sizes[:count]), next_begin)
 
     def _matching(self, rows: Int64s, count_limit: int) -> tuple[Int64s, int]:
-        """Return the rows whose properties match, and the number of entries examined within the time limit.
+        """Return the rows whose properties match, and the number of entries examined in time.
 
-        Stops at the first match after `count_limit` matches. That row is returned too, and the next call continues with
-        it.
+        Also returns the first match after `count_limit`, with which the next call continues.
         """
         matching: list[int] = []
         until = time.thread_time() + _FILTER_SECONDS
@@ -276,9 +262,8 @@ class _Examined:
         return np.array(matching, np.int64), len(self.entries)
 
     def _mapped(self, rows: Int64s, begins: Int64s, sizes: Int64s) -> list[memoryview]:
-        """Return the records in these rows, as views of the log. Adjacent records share one view. begins: log offsets.
-
-        Scattered short records are copied into one piece, because a view of each would take more memory.
+        """Adjacent records share one view. Scattered short records are copied into one piece, because a view of each
+        would take more memory.
         """
         if not len(rows):
             return []

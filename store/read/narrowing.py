@@ -1,7 +1,6 @@
-"""`Narrowing`: reduce ranges to pieces that may have the messages of a search by key or id.
+"""Reduce ranges to pieces that may have the messages of a search by key or id.
 
-All matching messages are in the pieces; other messages may be, too. Messages before the published end's `keys_from` are
-never skipped, because the index may lack their keys.
+Messages before the published end's `keys_from` are never skipped, because the index may lack their keys.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ class Narrowing:
         self._end = end
 
     def with_keys(self, ranges: Iterable[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
-        """Return the pieces that may have messages with one of `keys` among their keys or as their id."""
         ranges = list(ranges)
         try:
             before = self._keys_from(), self._index.names()
@@ -56,7 +54,7 @@ class Narrowing:
         return found if is_same else ranges  # deleted or rebuilt concurrently
 
     def _keys_from(self) -> int | None:
-        """Return the log offset from which the index has all keys, None if unknown. Raises as `Index.file`."""
+        """The log offset from which the index has all keys, None if unknown."""
         keys_from = self._end.keys_from
         begin = None if keys_from is None else self._index.keys_complete_from(keys_from)
         return None if keys_from is None or begin is None else max(keys_from, begin)
@@ -73,7 +71,7 @@ class Narrowing:
         return ranges if any(at >= keys_from and self._is_in(ranges, at) for at in left) else pieces
 
     def _is_in(self, ranges: Sequence[QueueRange], physical: int) -> bool:
-        """Return whether the record at a log offset is in one of the ranges. ranges: of one topic."""
+        """ranges: of one topic."""
         with suppress(OffsetLost, OffsetNotYet):
             _, queue_id, offset = place_of(self._log.segments.read(physical, RECORD_HEADER.itemsize))
             if any(each.queue.queue_id == queue_id and each.start <= offset < each.end for each in ranges):
@@ -91,10 +89,8 @@ class Narrowing:
     def _pieces_with(
         self, wanted: QueueRange, keys_from: int, found: Sequence[int], left: set[int]
     ) -> list[QueueRange]:
-        """Return pieces of a range: the part before log offset `keys_from`, and the messages at the log offsets
-        `found`.
-
-        Removes the log offsets of these messages from `left`. If an entry is damaged, some may not be found and stay.
+        """Return the part of a range before log offset `keys_from`, and its messages at log offsets `found`. Removes
+        these from `left`; if an entry is damaged, some stay.
         """
         queue = self._published.of(wanted.queue.topic, wanted.queue.queue_id)
         try:
@@ -114,8 +110,7 @@ class Narrowing:
 
 
 def _first_from(queue: ConsumeQueue, wanted: QueueRange, physical_offset: int) -> int:
-    """Return the queue offset of a range's first record at or after a log offset. Return the range's end if there is
-    none.
+    """Return the queue offset of a range's first record at or after a log offset, else the range's end.
 
     Raises `OffsetLost`.
     """
@@ -127,7 +122,7 @@ def _first_from(queue: ConsumeQueue, wanted: QueueRange, physical_offset: int) -
 
 
 def joined(pieces: Iterable[QueueRange]) -> list[QueueRange]:
-    """Drop empty pieces and join pieces that are near each other. pieces: ascending, of one range."""
+    """Drop empty pieces and join near ones. pieces: ascending, of one range."""
     joined: list[QueueRange] = []
     for piece in pieces:
         if not piece.length:

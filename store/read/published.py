@@ -1,4 +1,4 @@
-"""`PublishedQueues`: the published part of a store's queues."""
+"""The published part of a store's queues."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class PublishedQueues:
     def bounded(self, topic: str, queue_id: int) -> tuple[ConsumeQueue, Bounds]:
         """Return a queue and a consistent snapshot of its bounds.
 
-        Raises as `of`, and `CorruptSegment`, `OffsetLost` if files or entries of the queue are missing.
+        Raises as `of`, and `CorruptSegment`, `OffsetLost` if files or entries are missing.
         """
         first = -1
         while True:
@@ -86,9 +86,8 @@ class PublishedQueues:
             self._queues.forget()  # recreated, or retention deleted a file concurrently
 
     def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
-        """Return the bounds of the queues that exist.
-
-        All bounds refer to the same published end, so that an append is seen in all its queues or in none.
+        """Return the bounds of the queues that exist, all for one published end, so that an append is seen in all its
+        queues or in none.
         """
         found, first, end = {}, self.log.min_offset(), self._end.confirm_offset
         for queue, it in self.there(queues):
@@ -100,9 +99,9 @@ class PublishedQueues:
         return found
 
     def _bounds(self, queue: ConsumeQueue, first: int, end: int) -> Bounds:
-        """Return a queue's bounds. first, end: the log's first offset and published end, read before this call.
+        """first, end: the log's first offset and published end, read before this call.
 
-        Raises `OffsetLost`, `CorruptSegment` if files are missing, for example if the topic was deleted concurrently.
+        Raises `OffsetLost`, `CorruptSegment`, also if the topic is deleted concurrently.
         """
         if first != self._log_begin:  # retention deleted files
             self._queues.close_deleted()
@@ -119,8 +118,7 @@ class PublishedQueues:
     def _must_have_first_file(self, queue: ConsumeQueue, min_offset: int) -> None:
         """Raise `CorruptSegment` if the file before `min_offset` is lost, or if a damaged first entry hides a message.
 
-        Each first offset is checked once. If fewer than two entries precede it, the check reads the beginning of the
-        log.
+        Checks each first offset once, because it may read the beginning of the log.
         """
         if queue.begin < min_offset <= queue.first() + 1:  # rare
             at, size, _ = queue.entries(min_offset, min_offset + 1)[0].item()
@@ -129,7 +127,7 @@ class PublishedQueues:
         self._begins[queue.topic, queue.queue_id] = min_offset
 
     def queue_containing(self, wanted: QueueRange) -> ConsumeQueue:
-        """Return the queue of a range that is entirely published. Raises `OffsetLost`, `OffsetNotYet`, and as `of`."""
+        """Raises `OffsetLost`, `OffsetNotYet`, and as `of`."""
         start, end = wanted.start, wanted.end
         queue, (minimum, maximum) = self.bounded(wanted.queue.topic, wanted.queue.queue_id)
         where = f"{self.log.segments.directory.parent}: topic {wanted.queue.topic!r}, queue {wanted.queue.queue_id}"
@@ -142,10 +140,9 @@ class PublishedQueues:
         return queue
 
     def scan(self, wanted: QueueRange, spec: ReadSpec, max_body_bytes: int) -> Iterator[pa.RecordBatch]:
-        """Return the matching messages of a range. max_body_bytes: size limit of a body if `spec` has none.
+        """max_body_bytes: limit of a body if `spec` has none.
 
-        This raises `InvalidColumns`, and the errors of `queue_containing`, before it returns. The iterator raises the
-        errors of `scan_queue`.
+        Raises `InvalidColumns`, and as `queue_containing`, before it returns. The iterator raises as `scan_queue`.
         """
         check_columns(spec.columns)
         return scan_queue(
@@ -153,12 +150,12 @@ class PublishedQueues:
         )
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp: int, boundary: Boundary) -> int:
-        """Return the queue offset for a store time (ms), see `query.offset_by_time`. Raises as `of`, `OffsetLost`."""
+        """See `query.offset_by_time`. Raises as `of`, `OffsetLost`."""
         queue = self.of(topic, queue_id)
         return offset_by_time(self.log, queue, lambda: self.offsets(topic, queue_id), timestamp, boundary)
 
     def fingerprint(self, topic: str, queue_id: int, offset: int) -> Fingerprint | None:
-        """Return the fingerprint of a published message, None if it is deleted. Raises as `of`."""
+        """Identify a published message, None if it is deleted. Raises as `of`."""
         queue = self.of(topic, queue_id)
         try:
             return fingerprint(self.log, queue, offset)
@@ -168,9 +165,9 @@ class PublishedQueues:
     def has(self, message: StoredMessage) -> bool:
         """Return whether a message read from the log is in the queue that its record names.
 
-        It is not if its topic was deleted, even if the topic was recreated. Raises `CorruptRecord` if the queue has
-        another message at that offset: usually no checksum covers a record's queue and offset, so they may be damaged.
-        Raises `UnknownTopic` and `UnknownQueue`.
+        It is not if its topic was deleted, even if recreated. Raises `CorruptRecord` if the queue has another message
+        there: usually no checksum covers a record's queue and offset, so they may be damaged. Raises `UnknownTopic`,
+        `UnknownQueue`.
         """
         is_half = message.sys_flag & SYS_TRANSACTION_MASK in (SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK)
         if is_half or message.sys_flag & SYS_INNER_BATCH:  # no entry to compare with
@@ -210,18 +207,18 @@ class PublishedQueues:
         return True
 
     def dispatched_offset(self) -> int:
-        """Return the log offset up to which records have queue entries. A broker's queues may lag behind the log."""
+        """A broker's queues may lag behind the log."""
         confirm_offset = self._end.confirm_offset
         if not (isinstance(self._end, LogEnd) and self._end.by_log):
             return confirm_offset  # our writers publish log and queues together
         return max((self._queues.of(*name).dispatched(confirm_offset) for name in self._queues.existing()), default=0)
 
     def ever_put(self, topic: str) -> int:
-        """Return the number of messages ever put into a topic. Raises `UnknownTopic`."""
+        """Raises `UnknownTopic`."""
         return sum(self.max_offset(topic, number) for number in range(self._topics.known(topic)))
 
     def _is_older(self, message: StoredMessage) -> bool:
-        """Return whether a message was stored before its topic was recreated. True if no queue has files yet."""
+        """Return whether a message is from before its topic was recreated. True if no queue has files yet."""
         queues = (self.of(message.topic, number) for number in range(self._topics.known(message.topic)))
         begins = [life_begin(self.log, queue) for queue in queues if queue.has_files]
         return not begins or message.physical_offset < min(begins)

@@ -1,4 +1,4 @@
-"""Find messages by log offset, id, key and time, as RocketMQ's admin tools do."""
+"""Find messages by log offset, id, key and time."""
 
 from __future__ import annotations
 
@@ -41,8 +41,7 @@ def message_at(log: CommitLog, physical_offset: int, confirm_offset: int) -> Sto
 def record_at(log: CommitLog, physical_offset: int, confirm_offset: int) -> tuple[StoredMessage, bytes]:
     """Return the message whose record begins at a log offset, and the record.
 
-    Raises `OffsetNotYet` if the offset is not published, `OffsetLost` if the segment is missing, `CorruptRecord` if no
-    record begins there.
+    Raises `OffsetNotYet`, `OffsetLost`, and `CorruptRecord` if no record begins there.
     """
     where = f"commit log offset {physical_offset}"
     if not 0 <= physical_offset <= confirm_offset - MIN_RECORD_BYTES:
@@ -62,10 +61,8 @@ def record_at(log: CommitLog, physical_offset: int, confirm_offset: int) -> tupl
 
 
 def copies_at(log: CommitLog, physical_offsets: Int64s, sizes: Int64s) -> RecordCopies:
-    """Return the records at these log offsets, in this order.
-
-    physical_offsets, sizes: shape (n,), n >= 1, offsets distinct. Raises `CorruptRecord`, and `OffsetLost` if a segment
-    is missing.
+    """Return the records in this order. physical_offsets, sizes: shape (n,), n >= 1, distinct. Raises `CorruptRecord`,
+    `OffsetLost`.
     """
     order = np.argsort(physical_offsets, kind="stable")
     offsets, lengths = physical_offsets[order], sizes[order]
@@ -78,10 +75,7 @@ def copies_at(log: CommitLog, physical_offsets: Int64s, sizes: Int64s) -> Record
 
 
 def sizes_at(log: CommitLog, physical_offsets: Int64s, confirm_offset: int) -> Int64s:
-    """Return the sizes of the records at these log offsets, int64, shape (n,). One read for each record.
-
-    Raises `OffsetNotYet` if an offset is not published, `OffsetLost` if a segment is missing.
-    """
+    """Return record sizes, with one read for each. Raises `OffsetNotYet`, `OffsetLost`."""
     width = RECORD_HEADER["total_size"].itemsize
     if len(physical_offsets) and physical_offsets.max() > confirm_offset - MIN_RECORD_BYTES:
         raise OffsetNotYet(
@@ -106,7 +100,7 @@ def _in_segment(log: CommitLog, offsets: Int64s, sizes: Int64s) -> RecordCopies:
 
 
 def offset_of_id(offset_msg_id: str) -> int:
-    """Return the commit log offset in an offsetMsgId of 32 or 56 hex digits. Raises `InvalidMessageId`."""
+    """offset_msg_id: 32 or 56 hex digits. Raises `InvalidMessageId`."""
     try:
         data = bytes.fromhex(offset_msg_id)
     except (ValueError, TypeError):
@@ -122,7 +116,7 @@ def offset_of_id(offset_msg_id: str) -> int:
 
 @dataclass(frozen=True)
 class KeyQuery:
-    """A query for the newest messages of a topic, stored in [begin, end], ms since 1970.
+    """The newest messages of a topic, stored in [begin, end], ms since 1970.
 
     key: one of a message's keys, or its UNIQ_KEY.
     """
@@ -145,11 +139,11 @@ def messages_with_key(
     has: Callable[[StoredMessage], bool] = lambda message: True,
     times_from: int | None = 0,
 ) -> list[StoredMessage]:
-    """Return the messages that match, oldest first. Raises `CorruptRecord`.
+    """Return the matching messages, oldest first. Raises `CorruptRecord`.
 
-    The result is exact: keys are compared, and times in milliseconds. RocketMQ compares hashes, and seconds.
+    Keys are compared, and times in milliseconds; RocketMQ compares hashes, and seconds.
 
-    has: returns whether a message is still in its queue.
+    has: whether a message is still in its queue.
     times_from: log offset from which store times ascend, None if unknown.
     """
     found: dict[int, StoredMessage] = {}
@@ -179,9 +173,8 @@ def offset_by_time(
 ) -> int:
     """Return the queue offset for a store time (ms), as in RocketMQ 5.
 
-    LOWER: the first message stored at or after the time, or the range's end. UPPER: the last message stored at or
-    before the time, or the range's begin. bounds: returns the current published range. Raises `OffsetLost` if a file is
-    missing.
+    LOWER: the first message stored at or after it, or the range's end. UPPER: the last stored at or before it, or the
+    range's begin. bounds: returns the current published range. Raises `OffsetLost`.
     """
     while True:
         minimum, maximum = bounds()

@@ -1,4 +1,4 @@
-"""Read a range of one queue: `scan_queue` as Arrow batches, `checked_blocks` as raw records to copy."""
+"""Read a range of one queue as Arrow batches, or as raw records to copy."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ class LogBytes(Protocol):
     @property
     def size(self) -> int: ...
 
-    def view(self, offset: int, length: int) -> Bytes:
-        """Return bytes as uint8, shape (length,). Raises `OffsetLost`, `CorruptSegment`."""
+    def view(self, offset: int, length: int) -> Bytes: ...
 
     def read(self, offset: int, length: int, *, current: bool = False) -> bytes:
-        """Return a copy of a few bytes. current: as in `Segments.read`. Raises as `view`."""
+        """current: as in `Segments.read`. Raises as `view`."""
 
 
 class RecordLog(Protocol):
@@ -48,7 +47,7 @@ class EntryQueue(Protocol):
     def queue_id(self) -> int: ...
 
     def entries(self, start: int, end: int, *, current: bool = False) -> Entries:
-        """Return the entries of queue offsets [start, end). Raises `OffsetLost`, `CorruptSegment`."""
+        """Raises `OffsetLost`, `CorruptSegment`."""
 
 
 _ENTRIES_AT_ONCE = 1 << 15  # fits into the CPU cache
@@ -56,7 +55,7 @@ _FILTERED_ENTRIES_AT_ONCE = 8 * _ENTRIES_AT_ONCE  # more, for larger batches if 
 
 
 class EntryColumns(NamedTuple):
-    """n entries of a queue, each field int64, shape (n,)."""
+    """n entries, shape (n,) each."""
 
     queue_offsets: Int64s
     physical_offsets: Int64s
@@ -75,7 +74,7 @@ class EntryColumns(NamedTuple):
 def scan_queue(
     log: RecordLog, queue: EntryQueue, start: int, end: int, decoding: Decoding, max_stretch: int | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the matching messages of queue offsets [start, end), in order. The range must be published.
+    """Yield the matching messages of published queue offsets [start, end), in order.
 
     A batch does not cross a commit log segment. max_stretch: limit of the log bytes that a batch spans, for remote
     logs. Raises `CorruptRecord`, `UnreadableBody`.
@@ -94,14 +93,14 @@ def scan_queue(
 
 
 class CheckedBlock(NamedTuple):
-    """n complete messages whose checksums are correct, and their entries."""
+    """n complete messages with correct checksums, and their entries."""
 
     block: Block
     entries: EntryColumns
 
 
 def checked_blocks(log: RecordLog, queue: EntryQueue, start: int, end: int, max_bytes: int) -> Iterator[CheckedBlock]:
-    """Yield the messages of queue offsets [start, end) in order. The range must be published.
+    """Yield the messages of published queue offsets [start, end), in order.
 
     A block is within one segment and has at most `max_bytes`, or one message. Raises `CorruptRecord`, `OffsetLost`.
     """
@@ -116,10 +115,7 @@ def checked_blocks(log: RecordLog, queue: EntryQueue, start: int, end: int, max_
 
 
 def checked_block(log: RecordLog, queue: EntryQueue, entries: EntryColumns) -> Block:
-    """Return the messages as `block_of`, after comparing their checksums and tags codes.
-
-    Raises `CorruptRecord`, `OffsetLost`.
-    """
+    """As `block_of`, after comparing checksums and tags codes."""
     block = block_of(log, queue, entries)
     block.check_crc()
     block.check_tags_codes(entries.tags_codes)
@@ -134,9 +130,8 @@ def block_of(
     with_bodies: bool = True,
     with_trailers: bool = True,
 ) -> Block:
-    """Return the messages of n >= 1 entries in one segment. with_bodies, with_trailers: see `Block`.
-
-    Raises `CorruptRecord`, `OffsetLost`.
+    """entries: at least one, in one segment. with_bodies, with_trailers: see `Block`. Raises `CorruptRecord`,
+    `OffsetLost`.
     """
     kind = LightBlock if queue.topic.startswith(LIGHT_PREFIX) else Block
     view, begin = _stretch(log, queue, entries), int(entries.physical_offsets[0])
@@ -145,17 +140,14 @@ def block_of(
 
 
 def may_match(entries: Entries, message_filter: MessageFilter) -> Bools:
-    """Return the mask of entries whose messages may match the filter, shape (n,).
-
-    Includes empty entries: they are damaged, and their tags code is meaningless.
-    """
+    """Includes empty entries: they are damaged, and their tags code is meaningless."""
     return message_filter.match_codes(entries["tags_code"].astype(np.int64)) | (entries["size"] <= 0)
 
 
 def batch_bounds(
     physical: Int64s, sizes: Int64s, segment_size: int, max_rows: int, max_bytes: int, max_stretch: int | None = None
 ) -> Iterator[tuple[int, int]]:
-    """Split rows into pieces [first, last), each within one segment and limited in rows and bytes.
+    """Split rows into pieces [first, last) within one segment and the limits.
 
     Pieces have about equal size: Spark takes up to 7 % more time if some are short.
     """
@@ -210,13 +202,13 @@ def _stretch(log: RecordLog, queue: EntryQueue, entries: EntryColumns) -> Bytes:
 
 
 class Decoding:
-    """Converts blocks of messages to the batches of a `ReadSpec`.
+    """Converts blocks to the batches of a `ReadSpec`.
 
     with_bodies, with_trailers: how to create blocks for it, see `Block`.
     """
 
     def __init__(self, spec: ReadSpec, max_body_bytes: int) -> None:
-        """max_body_bytes: size limit of a body if `spec` has none."""
+        """max_body_bytes: limit of a body if `spec` has none."""
         self.spec = spec
         self._filter_columns = spec.message_filter.columns
         needs_body = "bodyError" in spec.columns and "body" not in spec.columns
@@ -228,11 +220,7 @@ class Decoding:
         self.with_trailers = spec.check_crc or self._needs_properties
 
     def batches(self, block: Block, tags_codes: Int64s | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield the matching messages of a block. tags_codes: from the messages' queue entries, None if they are
-        unknown.
-
-        Raises `CorruptRecord`, `UnreadableBody`.
-        """
+        """tags_codes: from the queue entries, None if unknown. Raises `CorruptRecord`, `UnreadableBody`."""
         spec = self.spec
         if spec.check_crc:
             block.check_crc()

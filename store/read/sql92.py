@@ -1,4 +1,4 @@
-"""`parse`: SQL92 expressions such as `region = 'eu' AND amount BETWEEN 10 AND 20`, as in RocketMQ's filter module."""
+"""SQL92 expressions such as `region = 'eu' AND amount BETWEEN 10 AND 20`, as in RocketMQ's filter module."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ _LINE_BREAK = re.compile(r"[\n\r]")
 
 
 class _Fault(Exception):
-    """A syntax error. position: index of the character, from 0."""
+    """position: index of the character."""
 
     def __init__(self, position: int, what: str) -> None:
         super().__init__(what)
@@ -108,10 +108,10 @@ class _Fault(Exception):
 
 
 def parse(expression: str | None) -> SqlFilter:
-    """Parse an expression. Raises `FilterError` with the position for every expression that RocketMQ rejects.
+    """Raise `FilterError` with the position for every expression that RocketMQ rejects.
 
     Also rejects nesting of more than 100 levels, text that UTF-8 cannot encode, and text after a complete condition.
-    RocketMQ ignores text after a condition: it reads `a LIKE 'x'` as `a`, which matches no message.
+    RocketMQ ignores such text: it reads `a LIKE 'x'` as `a`, which matches no message.
     """
     if not isinstance(expression, str):
         raise FilterError(f"SQL92 expression {expression!r} is no text; write a condition, such as region = 'eu'")
@@ -124,9 +124,8 @@ def parse(expression: str | None) -> SqlFilter:
 
 
 def parse_beginning(expression: str) -> tuple[Condition | Constant, int]:
-    """Parse the condition at the beginning of an expression, as RocketMQ does. Return it and the position after it.
-
-    Raises `FilterError`.
+    """Parse the condition at the beginning, as RocketMQ does. Return it and the position after it. Raises
+    `FilterError`.
     """
     try:
         expression.encode()
@@ -163,10 +162,7 @@ def _parse(expression: str) -> tuple[Condition | Constant, int]:
 
 
 def _without_comments(expression: str) -> str:
-    """Replace comments by blanks, in linear time.
-
-    As in RocketMQ, `--` begins a comment only if a line break follows it somewhere. Otherwise it is two minus signs.
-    """
+    """As in RocketMQ, `--` begins a comment only if a line break follows it somewhere."""
     last_break, last_end = max(expression.rfind("\n"), expression.rfind("\r")), expression.rfind("*/")
     pieces, kept, at = [], 0, 0
     while (found := _TEXT_OR_MARK.search(expression, at)) is not None:
@@ -202,7 +198,7 @@ def _refusal(expression: str, fault: _Fault) -> FilterError:
 
 @v_args(inline=True)
 class _Builder(Transformer[Token, Node]):
-    """Builds the condition. Raises `_Fault` for expressions that RocketMQ rejects after parsing."""
+    """Raises `_Fault` for expressions that RocketMQ rejects after parsing."""
 
     def whole(self, condition: Node) -> Node:
         return _condition(condition, 0)
@@ -320,7 +316,7 @@ def _is_number(value: object) -> bool:
 
 
 def _is_above(low: Any, high: Any) -> bool:
-    """Compare two numbers. As in Java, if one of them is a double, the other is converted to a double."""
+    """As in Java, if one is a double, the other is converted to a double."""
     if isinstance(low, float) or isinstance(high, float):
         return float(low) > float(high)
     return bool(low > high)

@@ -1,4 +1,4 @@
-"""`SqlFilter`: the message filter for a SQL92 condition."""
+"""The message filter for a SQL92 condition."""
 
 from __future__ import annotations
 
@@ -38,36 +38,32 @@ _Value = bool | str | int | float | None
 
 @dataclass(frozen=True)
 class SqlFilter:
-    """A `MessageFilter` that keeps messages for which a condition is true. Created by `sql92.parse`.
-
-    expression: the parsed text. Filters with equal expressions are equal.
-    """
+    """Keeps messages for which a condition is true. Filters with equal expressions are equal."""
 
     expression: str
     condition: Node = field(compare=False, repr=False)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that the filter reads: `properties`, which includes RocketMQ's own, such as TAGS and KEYS."""
+        """`properties`, which includes RocketMQ's own, such as TAGS and KEYS."""
         return ("properties",)
 
     @property
     def tags_codes(self) -> frozenset[int] | None:
-        """None, because tag hashes do not determine the result of a condition."""
+        """Tag hashes do not determine the result of a condition."""
         return None
 
     def match_codes(self, tags_codes: Int64s) -> Bools:
         return np.ones(len(tags_codes), np.bool_)
 
     def match_batch(self, batch: pa.RecordBatch) -> pa.BooleanArray:
-        """Return whether the condition is true for each row, without nulls."""
         properties = batch.column("properties")
         # Names are unique in a message, and "last" is much faster than "first".
         values = {name: pc.map_lookup(properties, constant(name), "last") for name in names_of(self.condition)}
         return arrow(evaluate(self.condition, values, len(properties)).true)
 
     def match(self, tag: str | None, properties: Mapping[str, str]) -> bool:
-        """Return whether the condition is true for one message. tag: the property TAGS if `properties` lacks it."""
+        """tag: the property TAGS if `properties` lacks it."""
         try:
             return _value(self.condition, properties if tag is None else {PROPERTY_TAGS: tag, **properties}) is True
         except _Failure:
@@ -75,11 +71,11 @@ class SqlFilter:
 
 
 class _Failure(Exception):
-    """Two values cannot be compared. RocketMQ throws an exception, and does not deliver the message."""
+    """RocketMQ throws an exception, and does not deliver the message."""
 
 
 def _value(node: Node, properties: Mapping[str, str]) -> _Value:
-    """Evaluate a condition for one message, as `evaluation.evaluate` does for many."""
+    """As `evaluation.evaluate`, for one message."""
     match node:
         case Constant(value):
             return value
@@ -116,7 +112,7 @@ def _value(node: Node, properties: Mapping[str, str]) -> _Value:
 
 
 def _first(decisive: bool, operands: tuple[Node, ...], properties: Mapping[str, str]) -> bool | None:
-    """Evaluate AND or OR up to the first operand that decides the result. decisive: its value, False for AND."""
+    """Evaluate AND or OR up to the first operand that decides. decisive: False for AND."""
     unknown = False
     for operand in operands:
         truth = _value(operand, properties)
@@ -162,7 +158,7 @@ def _integer(value: _Value, narrow: bool) -> int:
 
 
 def _double(value: _Value) -> tuple[bool, float, float]:
-    """Return a key that orders as Java's doubles, see `evaluation.total_order`."""
+    """A key that orders as Java's doubles, see `evaluation.total_order`."""
     number = double_of(value) if isinstance(value, str) else value
     if number is None:
         raise _Failure
