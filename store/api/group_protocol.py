@@ -17,7 +17,9 @@ EVERYTHING = "*"
 
 
 class MessageModel(Enum):
-    """CLUSTERING: one member reads a message. BROADCASTING: each member reads it, with its own offsets."""
+    """How members share messages. CLUSTERING: one member reads each. BROADCASTING: all do, each with its own
+    offsets.
+    """
 
     CLUSTERING = "clustering"
     BROADCASTING = "broadcasting"

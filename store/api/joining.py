@@ -38,11 +38,7 @@ class Joining:
         self._queues = queues
 
     def join(self, lock: StoreLock) -> tuple[PublishedEnd, RecordedEnds]:
-        """Sets the expected lengths of the queues. The caller must hold `lock`.
-
-        Raises `StoreFull`, `ConfigError`, `CorruptStore`, and `StoreLocked` if the directory needs a recovery and has
-        other writers.
-        """
+        """Sets the expected lengths of the queues. The caller must hold `lock`."""
         root = self._directory.root
         self._directory.check_sizes(self._config)
         alone = lock.join()

@@ -91,8 +91,7 @@ class MessageFinder(StoreReader):
     def with_keys(self, ranges: Iterable[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
         """Return the parts of published `ranges` that can contain messages with one of `keys` as key or `msgId`.
 
-        They include all messages that the index may lack: a broker's, those appended with messageIndexEnable=false, and
-        all before these. Raises `UnknownTopic`, `UnknownQueue`.
+        Raises `UnknownTopic`, `UnknownQueue`.
         """
         self.must_be_open()
         return self._narrowing().with_keys(ranges, [text("key", key) for key in keys])

@@ -125,8 +125,6 @@ class MessageStore(MessageFinder):
                 raise
             raise error.advising("or open the store with read_only=True") from error.__cause__
 
-    # --- topics ----------------------------------------------------------------------------------------
-
     def create_topic(self, topic: str, queues: int = 4) -> int:
         """Create a topic, or add queues to it. Return its number of queues.
 
@@ -147,8 +145,6 @@ class MessageStore(MessageFinder):
         if topic in NOT_FOR_PUTTING:
             raise InvalidTopic(f"{self.path}: topic {topic!r} is one of RocketMQ's own topics and cannot be deleted")
         self._writing().delete_topic(topic)
-
-    # --- putting ---------------------------------------------------------------------------------------
 
     def put(self, message: Message) -> PutResult:
         """Append one message. When this returns, every reader sees it; with SYNC_FLUSH, it is on the device.
@@ -194,8 +190,6 @@ class MessageStore(MessageFinder):
         self.must_be_open()
         self._writing().flush()
 
-    # --- deleting --------------------------------------------------------------------------------------
-
     def clean(
         self,
         now: float | None = None,
@@ -208,8 +202,8 @@ class MessageStore(MessageFinder):
         """Delete old messages, as RocketMQ's broker does: one step, to be called periodically.
 
         now: seconds since 1970.
-        asked: at any hour, not only at `deleteWhen`.
-        forced: of any age.
+        asked: delete at any hour, not only at `deleteWhen`.
+        forced: delete messages of any age.
         dry_run: only return the files that would be deleted.
         config: settings to use instead of the store's.
 
@@ -236,8 +230,6 @@ class MessageStore(MessageFinder):
             writer.settle()
         return retention.clean(decision, used, held, writer.held)
 
-    # --- archiving -------------------------------------------------------------------------------------
-
     def archive(
         self,
         url: str | None = None,
@@ -254,16 +246,16 @@ class MessageStore(MessageFinder):
         url: a directory or an fsspec URL; default: the one in the store's settings. The first URL is written there:
         from then on `clean` keeps messages that are not archived, and readers read older messages from the archive. An
         archive at another URL is a mere copy.
-        older_than: seconds since a message was stored.
+        older_than: archive messages stored at least so many seconds ago.
         topics: () for all except system topics; default: as at the last run, at first ().
         reserved_hours: delete archived messages stored longer ago, in whole pieces of a queue; default: none.
         forget: topics whose archived messages to delete first in each queue that cannot continue, as after a gap.
         storage_options: fsspec's, not written to the settings.
         progress: called with the numbers of messages archived and in total.
 
-        The call may be killed and repeated. Raises `ObjectsUnavailable`, `UnknownTopic`, `ArchiveOfAnother`,
-        `QueuesPassedOver` (all other queues are archived), `StoreLocked` if another process archives, and `NoArchive`
-        if the archive in the settings is missing.
+        The call may be killed and repeated. Raises `ObjectsUnavailable`, `UnknownTopic`, `ArchiveOfAnother` (nothing is
+        archived), `QueuesPassedOver` (all other queues are archived), `StoreLocked` if another process archives, and
+        `NoArchive` if the archive in the settings is missing.
         """
         self.must_be_open()
         known = StoreArchive.remembered(self.path, self.config, storage_options)
@@ -278,8 +270,6 @@ class MessageStore(MessageFinder):
             forgetting={topic: queues_of(self._topics, [topic]) for topic in forget},
         )
         return archive.run(self._published, order, progress)
-
-    # --- closing ---------------------------------------------------------------------------------------
 
     @property
     def is_inside(self) -> bool:
@@ -325,8 +315,6 @@ class MessageStore(MessageFinder):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    # --- looking up ------------------------------------------------------------------------------------
 
     def _writing(self) -> Writer:
         if self._writer is None:

@@ -67,8 +67,6 @@ class StoreReader(Opened):
         self.must_be_open()
         return self._topics.queue_counts()
 
-    # --- reading ---------------------------------------------------------------------------------------
-
     @property
     def confirm_offset(self) -> int:
         """Commit log offset (bytes) up to which messages are visible. It never decreases."""
@@ -258,15 +256,12 @@ class StoreReader(Opened):
         return found
 
     def can_have(self, topic: str, queue_id: int, offset: int, was: Fingerprint) -> bool:
-        """Return whether the message at `offset` has fingerprint `was`, or if it is deleted, may have had it.
-
-        If not, the store was restored from a backup, or a RocketMQ broker restarted the queue. Raises as `fingerprint`.
+        """Return whether the message at `offset` has fingerprint `was`, or if it is deleted, may have had it. Raises as
+        `fingerprint`.
         """
         self.must_be_open()
         queue, offset = self._published.of(topic, queue_id), integer("offset", offset, 0)
         return offset < queue.begin or can_have(self._log, queue, offset, was)
-
-    # --- waiting ---------------------------------------------------------------------------------------
 
     def wait(self, seen: int, timeout: float) -> int:
         """Wait up to `timeout` seconds until the confirm offset differs from `seen`, and return it.
@@ -291,8 +286,6 @@ class StoreReader(Opened):
         """A `Watch` wakes one waiting thread at each publication. With a broker's directory, it polls."""
         self.must_be_open()
         return self._watches.new()
-
-    # --- consumer groups -------------------------------------------------------------------------------
 
     def consumer_offset(self, group: str, topic: str, queue_id: int) -> int | None:
         """Return the queue offset that a consumer group reads next, None if it never committed one."""

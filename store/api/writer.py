@@ -58,7 +58,7 @@ class Writer:
     ) -> None:
         """Join the writers, and recover the store if necessary. Call `start` after this.
 
-        Sets the expected lengths of `queues`. Raises `StoreLocked`, `StoreFull`, `ConfigError`, `CorruptStore`.
+        Sets the expected lengths of `queues`. Raises as `MessageStore.open`.
         """
         self._directory = directory
         self._config = config
@@ -189,7 +189,6 @@ class Writer:
 
     @property
     def is_inside(self) -> bool:
-        """Whether this thread is inside an append or another call that holds the lock."""
         return self._lock.is_inside
 
     def must_not_reenter(self) -> None:
@@ -208,8 +207,7 @@ class Writer:
     def close(self) -> None:
         """Flush, and leave the directory's writers, after the running append.
 
-        Raises `FlushFailed`, `StoreBusy` or `StoreReplaced` after leaving. Then the directory is not marked as closed:
-        the file `abort` is not deleted.
+        If this raises after leaving, the directory is not marked as closed: the file `abort` is not deleted.
         """
         try:
             self._deliverer.stop()

@@ -65,7 +65,6 @@ _EITHER = "run 'pyspark-mq verify': it says whether the queue or the log is dama
 
 
 def are_out_of_range(times: Ints) -> Mask:
-    """times: ms."""
     outside: Mask = (times < FIRST_MS) | (times > LAST_MS)
     return outside
 
@@ -88,7 +87,7 @@ def check_columns(columns: Sequence[str]) -> None:
 
 
 class BlockRows(NamedTuple):
-    """n messages of one queue, shape (n,) each. sizes: bytes."""
+    """shape (n,) each."""
 
     queue_offsets: Ints
     physical_offsets: Ints
@@ -146,7 +145,6 @@ class Block:
         return _DECODERS[name](self)
 
     def check_crc(self) -> None:
-        """Raise `CorruptRecord` for a record that does not match its CRC."""
         whole = self._records.have_property_crc
         self._need(
             crc_matches(self._records),
@@ -154,7 +152,6 @@ class Block:
         )
 
     def check_tags_codes(self, codes: Ints) -> None:
-        """Raise `CorruptRecord` if a tag does not match its entry's tags code."""
         wrong = are_wrong_codes(codes, self._tags, self._queue.topic)
         self._need(
             ~wrong,
@@ -180,7 +177,6 @@ class Block:
         return self._records.properties
 
     def value(self, name: str) -> pa.StringArray:
-        """Return a property's values, null if missing."""
         return self._properties.value(name)
 
     def moved(self, physical_offsets: Ints, *, with_delivery_marks: bool = True) -> Bytes:

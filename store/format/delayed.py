@@ -38,14 +38,13 @@ _NEVER = 0
 
 
 class MessageDelays(NamedTuple):
-    """n delays, shape (n,) each; 0 for none. deliver_at: ms."""
+    """Shape (n,) each; 0 for none. deliver_at: ms."""
 
     levels: Ints
     deliver_at: Ints
 
     @staticmethod
     def of_messages(messages: Sequence[Message], now: int) -> MessageDelays | None:
-        """See `of`. now: ms."""
         if not any(message.delay_level or message.deliver_at is not None for message in messages):
             return None
         levels = [whole_number("delay_level", message.delay_level) for message in messages]
@@ -90,7 +89,6 @@ def waiting(records: EncodedRecords, waits: MessageDelays, encoding: Encoding) -
 
 
 def waiting_places(places: CopyDestinations, waits: MessageDelays) -> CopyDestinations:
-    """Return where delayed messages wait. places: their destinations."""
     levels, at, count = waits.levels, waits.deliver_at, len(places.queue_ids)
     by_level, by_time, anyhow = arrow(levels > 0), arrow(at > 0), arrow((levels > 0) | (at > 0))
     topics = pa.repeat(constant(places.topics), count) if isinstance(places.topics, str) else places.topics

@@ -56,10 +56,7 @@ def encode_columns(
     encoding: Encoding,
     now: int,
 ) -> EncodedRecords:
-    """topics: one for all, or n. now: ms.
-
-    Raises `MessageRefused` for a body or properties that are too large, and for content that could not be read again.
-    """
+    """topics: one for all, or n. now: ms. Raises `MessageRefused`."""
     count = len(messages)
     body_lengths = lengths(messages.body)
     check_body_size(int(body_lengths.max(initial=0)), encoding.max_message_size)
@@ -196,7 +193,6 @@ def _encode_properties(messages: MessageColumns) -> tuple[list[bytes], list[pa.B
 
 
 def encoded_properties(messages: MessageColumns) -> pa.BinaryArray:
-    """Raises `MessageRefused` as `encode_columns`."""
     texts, values = _encode_properties(messages)
     every = pa.repeat(constant(texts[0]), len(messages))
     pieces = [piece for value, text in zip(values, texts[1:], strict=True) for piece in (value, constant(text))]
@@ -262,7 +258,7 @@ class NotColumns(Exception):
 def encode_list(
     messages: Sequence[Message], queue_ids: Sequence[int], encoding: Encoding, now: int
 ) -> EncodedRecords | list[EncodedRecord]:
-    """As `encode_messages`; many messages as columns, which is faster."""
+    """Many messages are encoded as columns, which is faster."""
     if len(messages) >= MANY:
         try:
             topics, columns = _columns(messages, now)

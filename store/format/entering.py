@@ -139,7 +139,7 @@ def are_wrong_codes(codes: Ints, tags: pa.StringArray, topic: str) -> Mask:
 
 
 def delivery_times(levels: pa.StringArray, store_timestamps: Ints) -> Ints:
-    """Return tags codes of SCHEDULE_TOPIC: delivery times in ms, 0 for an invalid level. levels: property DELAY."""
+    """Return delivery times in ms, 0 for an invalid level. levels: property DELAY."""
     times = np.zeros(len(levels), np.int64)
     for row, level in enumerate(levels.to_pylist()):
         number = _number(level or "")
@@ -185,7 +185,7 @@ def light_places(properties: PropertyColumns, topics: list[str], topic_ids: Ints
 
 
 def is_place_of(place: MessagePlace, own: MessagePlace, properties: Mapping[str, str]) -> bool:
-    """Return whether `place` is a record's own place, or one in a light queue."""
+    """`place` may be in a light queue."""
     names, offsets = properties.get(PROPERTY_LIGHT_QUEUES, ""), properties.get(PROPERTY_LIGHT_OFFSETS, "")
     return place == own or place in _light_places(own.topic, names, offsets)
 

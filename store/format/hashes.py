@@ -122,8 +122,8 @@ def key_hashes(
 ) -> tuple[KeyHashes, Ints]:
     """Return m index hashes of n messages, and the message of each, ascending.
 
-    topics: one for all, or n. keys: separated by blanks. tags: indexed by RocketMQ since 5.4. All are nullable. A
-    message's unique key comes first, its tag last, as in RocketMQ.
+    topics: one for all, or n. keys: separated by blanks. All are nullable. A message's unique key comes first, its tag
+    last, as in RocketMQ.
     """
     parts = [_whole(unique_keys)] if unique_keys is not None else []
     parts += [_words(keys)] if keys is not None else []
@@ -183,7 +183,6 @@ def body_crc(body: bytes) -> int:
 
 
 def property_crc(before: bytes) -> bytes:
-    """Return a record's CRC property. before: its other bytes."""
     return PROPERTY_CRC_NAME + crc_digits(np.array([body_crc(before)])).tobytes() + PROPERTY_CRC_END
 
 

@@ -36,7 +36,7 @@ def decompress(body: bytes, sys_flag: int, max_bytes: int) -> bytes:
 
 
 def inflated_size(body: bytes, sys_flag: int, max_bytes: int) -> int:
-    """Decompress with little memory. Raises as `decompress`."""
+    """Needs little memory. Raises as `decompress`."""
     return sum(map(len, _pieces(body, sys_flag, max_bytes)))
 
 
@@ -63,7 +63,6 @@ def _pieces(body: bytes, sys_flag: int, max_bytes: int) -> Iterator[bytes]:
 
 
 def named(error: UnreadableBody, where: object) -> UnreadableBody:
-    """Add the message's place, and advice how to continue."""
     return type(error)(
         f'{where}: {error}. To read the message without its body, set unreadable="null" (in scan, or as an option of a '
         "query). To skip the message, read on from the next offset"
@@ -73,7 +72,7 @@ def named(error: UnreadableBody, where: object) -> UnreadableBody:
 def inflated(
     batch: pa.RecordBatch, sys_flags: npt.NDArray[np.int64], where: Callable[[int], str], bounds: BodyBounds
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of `batch` with decompressed bodies, in batches within `bounds` of at least one row.
+    """Yield batches within `bounds`, of at least one row.
 
     Depending on `bounds.unreadable`, raises `UnreadableBody` after the rows before that message.
     """

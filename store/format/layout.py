@@ -32,7 +32,7 @@ SERVED_FILE: Final = "served"  # in CLIENTS_DIR
 PREALLOCATE_FILE: Final = "preallocate.tmp"
 
 # Names that only RocketMQ creates, see `store.disk.unsupported`.
-DLEDGER_PREFIX: Final = "dledger-"  # of the folders of a DLedger log
+DLEDGER_PREFIX: Final = "dledger-"
 ROCKSDB_MARK: Final = "CURRENT"  # in every RocksDB folder
 ROCKSDB_CONSUME_QUEUE_DIR: Final = "consumequeue_rocksdb"
 BATCH_CONSUME_QUEUE_DIR: Final = "batchconsumequeue"
@@ -161,9 +161,9 @@ PROPERTY_REAL_QUEUE: Final = "REAL_QID"
 PROPERTY_DELIVER_AT: Final = "TIMER_DELIVER_MS"
 PROPERTY_TIMER_OUT: Final = "TIMER_OUT_MS"  # slot of the timer wheel, ms
 PROPERTY_TRANSACTION: Final = "TRAN_MSG"
-PROPERTY_CORRELATION_ID: Final = "CORRELATION_ID"  # of a request and its reply
+PROPERTY_CORRELATION_ID: Final = "CORRELATION_ID"
 PROPERTY_REPLY_TO: Final = "REPLY_TO_CLIENT"
-PROPERTY_TTL: Final = "TTL"  # timeout for the reply, ms
+PROPERTY_TTL: Final = "TTL"  # ms
 PROPERTY_CLUSTER: Final = "CLUSTER"
 PROPERTY_MESSAGE_TYPE: Final = "MSG_TYPE"
 REPLY_MESSAGE_TYPE: Final = "reply"
@@ -197,7 +197,7 @@ def field_offset(dtype: np.dtype[np.void], name: str) -> int:
 
 
 def struct_of(dtype: np.dtype[np.void]) -> struct.Struct:
-    """Return a struct, which is many times faster for single values."""
+    """Many times faster for single values."""
     codes = (_STRUCT_CODES.get(dtype[name].str, f"{dtype[name].itemsize}s") for name in dtype.names or ())
     return struct.Struct(">" + "".join(codes))
 
@@ -282,7 +282,7 @@ INDEX_HEADER: Final = np.dtype(
         ("begin_offset", ">i8"),  # commit log offset of the first entry
         ("end_offset", ">i8"),  # of the last entry
         ("slots_used", ">i4"),
-        ("next_entry", ">i4"),  # number of the next entry
+        ("next_entry", ">i4"),
     ]
 )
 INDEX_SLOT: Final = np.dtype(">i4")  # number of the newest entry
@@ -319,7 +319,7 @@ ARCHIVE_INDEX_ITEM: Final = np.dtype(
         ("topic_id", ">i4"),  # number in the archive
         ("queue_id", ">i4"),
         ("physical_offset", ">i8"),  # of the record in its queue's own log
-        ("size", ">i4"),  # of the record
+        ("size", ">i4"),
         ("seconds", ">i4"),  # since the header's begin_timestamp
     ]
 )

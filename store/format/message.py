@@ -86,9 +86,7 @@ class Message:
 def encode_messages(
     messages: Sequence[Message], queue_ids: Sequence[int], encoding: Encoding, now: int
 ) -> list[EncodedRecord]:
-    """now: ms. Raises `MessageRefused` for a body or properties that are too large, for tags or keys that could not be
-    found, and for values of wrong types.
-    """
+    """now: ms. Raises `MessageRefused`."""
     return [_encode(message, queue_id, encoding, now) for message, queue_id in zip(messages, queue_ids, strict=True)]
 
 
@@ -144,7 +142,6 @@ def check_mapping(properties: object) -> None:
 
 
 def check_key(key: object) -> None:
-    """Raise `MessageRefused` for a key that is no text, or has a blank."""
     if not isinstance(key, str):
         raise illegal(f"key {key!r:.40}: must be a text")
     if KEY_SEPARATOR in key:
@@ -158,7 +155,6 @@ _NO_TAG = re.compile(NO_TAG)
 
 @cached_if_short
 def check_tag(tag: str) -> None:
-    """Raise `MessageRefused` for a tag that no subscription can select."""
     if _NO_TAG.search(tag):
         raise illegal(
             f"tag {tag!r}: a message has one tag, and no subscription can name one with '|', control characters, or "
@@ -175,7 +171,6 @@ def whole_number(name: str, value: object) -> int:
 
 
 def check_fits(name: str, value: object, bits: int) -> None:
-    """Raise `MessageRefused` for a number of more than `bits` bits."""
     number = value if type(value) is int else whole_number(name, value)
     if not -(1 << bits - 1) <= number < 1 << bits - 1:
         raise illegal(f"{name} {value}: must fit a signed {bits}-bit integer")

@@ -69,9 +69,7 @@ class MessageColumns:
 
     @staticmethod
     def of(piece: pa.Table) -> MessageColumns:
-        """piece: see `split`. Raises `InvalidColumns` for a wrong type or text that is not UTF-8, `MessageRefused` for
-        a key with a blank.
-        """
+        """piece: see `split`. Raises `InvalidColumns`, and `MessageRefused` for a key with a blank."""
         columns = {name: _in_one(name, piece[name]) for name in piece.column_names}
 
         def text(name: str) -> pa.StringArray | None:
@@ -100,7 +98,7 @@ def as_table(messages: object) -> pa.Table | pa.RecordBatchReader:
     """messages: a pyarrow Table, RecordBatch or RecordBatchReader, a pandas data frame, or any object with the Arrow
     stream interface.
 
-    Raises `InvalidColumns` for another object, and for wrong names or types of columns.
+    Raises `InvalidColumns`.
     """
     table = _as_table(messages)
     names = table.schema.names
@@ -140,9 +138,7 @@ def _as_table(messages: object) -> pa.Table | pa.RecordBatchReader:
 def split(
     table: pa.Table | pa.RecordBatchReader, max_bytes: int = _PIECE_BYTES, max_rows: int = _PIECE_ROWS
 ) -> Iterator[pa.Table]:
-    """max_bytes: of Arrow data, approximate. Reads a stream lazily. Raises `InvalidColumns` for a stream that was read
-    before.
-    """
+    """max_bytes: of Arrow data, approximate. Raises `InvalidColumns` for a stream that was read before."""
     for part in _gathered(table, max_bytes, max_rows) if isinstance(table, pa.RecordBatchReader) else (table,):
         rows = max(1, min(max_rows, part.num_rows * max_bytes // max(1, part.nbytes)))
         yield from (part.slice(first, rows) for first in range(0, part.num_rows, rows))

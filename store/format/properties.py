@@ -31,11 +31,9 @@ _END = constant(bytes([PROPERTY_SEPARATOR]))
 
 
 def encode_properties(properties: Mapping[str, str], behind: bytes = b"") -> bytes:
-    """Encode a user's properties, followed by `behind`. Empty values are left out, because RocketMQ's parser drops
-    them.
+    """Encode a user's properties. Empty values are left out, because RocketMQ's parser drops them.
 
-    Raises `MessageRefused` for values that could not be read again, zeros that look like a lost sector, and more than
-    32,767 bytes.
+    Raises `MessageRefused`.
     """
     for name, value in properties.items():
         if not isinstance(name, str) or not isinstance(value, str):
@@ -56,7 +54,7 @@ def encode_properties(properties: Mapping[str, str], behind: bytes = b"") -> byt
 
 
 def join_properties(properties: Mapping[str, str], behind: bytes = b"") -> bytes:
-    """Encode stored properties. Raises `MessageRefused` for their size or a lone surrogate."""
+    """Encode stored properties. Raises `MessageRefused`."""
     text = "".join([f"{name}{_NAME_VALUE}{value}{_PROPERTY}" for name, value in properties.items() if value])
     try:
         encoded = text.encode() + behind
@@ -139,7 +137,7 @@ class PropertyColumns:
         return _strings(self._data, self._splits[pieces] + 1, self._ends[pieces])
 
     def maps(self) -> pa.MapArray:
-        """Return maps without the record's checksum. No nulls."""
+        """Without the record's checksum. No nulls."""
         keep = ~self._overridden
         keep[self._named(PROPERTY_CRC.encode())] = False
         offsets = np.searchsorted(self._rows[keep], np.arange(self._count + 1)).astype(np.int32)

@@ -122,7 +122,6 @@ class RecordCopies:
         return RecordCopies(self.headers[rows], self.bodies.take(index), self.properties.take(index))
 
     def value(self, name: str) -> pa.StringArray:
-        """Return a property's values, null if missing."""
         return self._named.value(name)
 
     def field(self, name: str) -> Ints:
@@ -133,11 +132,10 @@ class RecordCopies:
         return PropertyColumns(self.properties)
 
     def records(self, places: CopyDestinations, encoding: Encoding) -> Iterator[EncodedRecords]:
-        """Yield the copies in order.
+        """IPv6 born hosts need pieces of their own. So do properties with zeros that recovery would take for a lost
+        sector: they get a checksum even without `encoding.with_crc`.
 
-        IPv6 born hosts need pieces of their own. So do properties with zeros that recovery would take for a lost
-        sector: they get a checksum even without `encoding.with_crc`. The size of bodies is not limited, because they
-        are in the log already. Raises `MessageRefused` for properties that become too large.
+        The size of bodies is not limited, because they are in the log already. Raises `MessageRefused`.
         """
         tags, keys, unique_keys = map(self.value, (PROPERTY_TAGS, PROPERTY_KEYS, PROPERTY_UNIQ_KEY))
         filed = (unique_keys, keys, tags if encoding.with_tags else None) if encoding.with_keys else (None, None, None)

@@ -101,7 +101,7 @@ class RecordView:
         return hosts
 
     def expect_topic(self, topic: bytes) -> Mask:
-        """Return a mask of the records with this topic. Also measures the parts after the body."""
+        """Also measures the parts after the body."""
         widths = self._topic_widths()
         if isinstance(widths, int):
             return self._expect_topic_of_width(widths, topic)

@@ -85,7 +85,7 @@ class EncodedRecords:
         self.headers["store_timestamp"] = store_timestamp
 
     def encoded(self, first: int, last: int) -> memoryview:
-        """Return the bytes of records [first, last): at least one, less than 2 GiB."""
+        """At least one record, less than 2 GiB."""
         headers = self.headers[first:last].view(np.uint8).reshape(last - first, -1)
         parts = [constant(part) if isinstance(part, bytes) else part[first:last] for part in self.rests]
         joined = pc.binary_join_element_wise(rows_as_binary(headers), *parts, constant(b""))
@@ -124,7 +124,7 @@ def gather(buffer: Bytes, positions: npt.NDArray[np.int64], kind: str) -> npt.ND
 
 
 def gather_rows(buffer: Bytes, positions: npt.NDArray[np.int64], width: int) -> Bytes:
-    """Copy `width` (at least 1) bytes from each position, shape (n, width)."""
+    """width: at least 1."""
     view = np.ndarray((max(0, len(buffer) - width + 1),), f"V{width}", buffer=buffer, strides=(1,))
     return view[positions].view(np.uint8).reshape(len(positions), width)
 
@@ -137,9 +137,7 @@ def rows_as_binary(matrix: Bytes) -> pa.BinaryArray:
 
 
 class EncodedRecord(NamedTuple):
-    """As `EncodedRecords`, for one record. header: values of RECORD_HEADER's fields, in order. rest: the bytes after
-    it.
-    """
+    """header: values of RECORD_HEADER's fields, in order. rest: the bytes after it."""
 
     header: list[Any]
     rest: bytes

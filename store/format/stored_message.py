@@ -85,10 +85,7 @@ assert _PROPERTIES_LENGTH.size == PROPERTIES_LENGTH_BYTES
 
 
 def decode_record(record: bytes, where: object, *, check_crc: bool = True) -> StoredMessage:
-    """Decode without decompressing the body. where: names the record in errors.
-
-    Raises `CorruptRecord` for wrong lengths, magic or CRC.
-    """
+    """Decode without decompressing the body. where: names the record in errors."""
     if len(record) < MIN_RECORD_BYTES:
         raise _wrong(where, f"the record has only {len(record)} bytes")
     header = _HEADER
@@ -213,7 +210,6 @@ def _wrong(where: object, what: str) -> CorruptRecord:
 
 
 def must_match_entry(message: StoredMessage, entry: QueueEntry) -> None:
-    """Raises `CorruptRecord`."""
     tag = message.properties.get(PROPERTY_TAGS)
     own = MessagePlace(*message[:3])
     is_code = entry.tags_code == java_hash_code(tag or "") or (  # faster for one

@@ -1,7 +1,7 @@
-"""Strict JSON with msgspec: text that is not JSON of the expected type raises `ValueError`.
+"""Strict JSON with msgspec: anything else raises `ValueError`.
 
-Also rejected: NaN and infinity, integers of more than 4,300 digits, lone surrogates, encodings other than UTF-8, and
-too deep nesting.
+So do NaN and infinity, integers of more than 4,300 digits, lone surrogates, encodings other than UTF-8, and too deep
+nesting.
 """
 
 from __future__ import annotations

@@ -44,15 +44,15 @@ class StoreLocked(StoreError):
 
 
 class StoreBusy(StoreError):
-    """The append lock was not acquired within `lockTimeoutMillis`. Nothing was appended; retry the call."""
+    """The append lock was not acquired within `lockTimeoutMillis`. Nothing was appended; the call can be retried."""
 
 
 class BufferFull(StoreError):
-    """A producer's buffer stayed full. The message was not taken; retry the call."""
+    """A producer's buffer stayed full for too long. The message was not taken; the call can be retried."""
 
 
 class StoreNotOpen(StoreError):
-    """A store, watch or hold service is not open in this process, or cannot be copied to another."""
+    """A store, a watch or a hold service is not open in this process, or cannot be copied to another one."""
 
 
 class StoreClosed(StoreNotOpen):
@@ -60,11 +60,11 @@ class StoreClosed(StoreNotOpen):
 
 
 class StoreForked(StoreNotOpen):
-    """A call of a handle that was opened before this process was forked."""
+    """A call of a handle that the parent process opened before it forked this process."""
 
 
 class StoreReplaced(StoreNotOpen):
-    """The directory of an open store was deleted, was replaced or changed owner. Open it again.
+    """The directory of an open store was deleted, was replaced or changed owner. Close the store and open it again.
 
     The owner changes if a RocketMQ broker appends to our directory, or if a writer of ours opens a broker's.
     """
@@ -75,20 +75,20 @@ class ReadOnlyStore(StoreError):
 
 
 class StoreFull(StoreError, OSError):
-    """The device is full. Nothing was appended; retry the call."""
+    """The device has no space left. Nothing was appended; the call can be retried."""
 
 
 class FlushFailed(StoreError):
     """A sync failed: a machine crash may lose the log after the flushed offset.
 
     A sync cannot be retried, because the system forgets which bytes failed. So append, flush and close raise this error
-    in every open store on the directory until all are closed. The next opening for writing rewrites the log after that
-    offset.
+    in every open store on the directory until all are closed. The next opening for writing rewrites the log after the
+    flushed offset.
     """
 
 
 class StoreUnavailable(StoreError, OSError):
-    """A system call failed; see `__cause__` and `errno`."""
+    """A system call failed. `__cause__` is the `OSError`; `errno` is the same."""
 
     def advising(self, advice: str) -> StoreUnavailable:
         error = type(self)(f"{self}, {advice}")
@@ -124,7 +124,7 @@ class QueuesPassedOver(ArchiveError):
 
 
 class ObjectsUnavailable(StoreError):
-    """The directory or object store of an archive, a ledger or staged rows failed or did not answer."""
+    """The directory or object store of an archive, a ledger or staged rows refused a request or did not answer."""
 
 
 class UnknownTopic(StoreError):
@@ -208,7 +208,7 @@ class Unreachable(RemotingError):
 
 
 class BrokerMissing(Unreachable):
-    """A broker did not answer in time. Its messages can be read when it is back."""
+    """A broker of a cluster did not answer within the timeout. Its messages can be read when it is back."""
 
     @classmethod
     def of(cls, address: object, missing: Iterable[object]) -> BrokerMissing:

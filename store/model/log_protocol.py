@@ -131,15 +131,10 @@ class MessageFilter(Protocol):
 
 @dataclass(frozen=True)
 class ReadSpec:
-    """The options of a read.
+    """The options of a read, see `store.MessageStore.scan`.
 
-    columns: of `store.COLUMNS`, in the order of the batches.
-    check_crc: compare bodies with their checksums.
-    max_rows, max_bytes: of one batch, which has at least one row. Bytes of records, and of decompressed bodies.
-    max_body_bytes: of one decompressed body, None for the log's own limit.
-    unreadable: for a body that does not decompress or exceeds the limit. "error" raises `UnreadableBody` after the
-    messages before it; "null" reads it as null; "raw" returns the stored bytes and keeps the compression bit of
-    `sysFlag`. With these two, column `bodyError` has the reason.
+    max_body_bytes: None for the log's own limit.
+    unreadable: "raw" also keeps the compression bit of `sysFlag`.
     """
 
     columns: tuple[str, ...]
@@ -185,7 +180,7 @@ class Held(Protocol):
 
 
 class Log(Protocol):
-    """Open for reading in one process. Thread-safe."""
+    """A log that is open in this process. Thread-safe."""
 
     @property
     def is_ordered(self) -> bool:
@@ -229,7 +224,7 @@ class Log(Protocol):
         """Raises `InvalidGroup`, `UnknownTopic`, `StoreUnavailable`."""
 
     def sizes(self, wanted: QueueRange) -> Int64s | None:
-        """Return record sizes (bytes), shape (wanted.length,), 0 for deleted messages; None if unknown."""
+        """Return record sizes (bytes), 0 for deleted messages; None if unknown."""
 
     def fingerprints(self, positions: Positions) -> Fingerprints:
         """Identify the message before each position.
@@ -282,12 +277,7 @@ class LogAppend(Protocol):
         """
 
     def publish(self, *, flush: bool = False, unless: Callable[[], bool] | None = None) -> Any:
-        """Append and publish the added messages. Return an `AppendResult`.
-
-        If it raises (as `put`), nothing is published. flush: sync before publishing, so that after a crash the log has
-        all of the messages or none. unless: called while no other writer can append; if it returns true, nothing is
-        appended, and the result is None.
-        """
+        """Append and publish the added messages, as `store.Append.publish`. If it raises, nothing is published."""
 
     def abandon(self) -> None:
         """Drop the added messages."""

@@ -41,7 +41,7 @@ class Arrival(NamedTuple):
 def arrivals(log: CommitLog, begin: int, end: int) -> list[Arrival]:
     """Decode all records of a short range of published log bytes, in order.
 
-    Not for a broker's log, in which a record may be in no queue or in several. Raises `OffsetLost`, `CorruptRecord`.
+    Not for a broker's log, in which a record may be in no queue or in several.
     """
     found = []
     at = begin

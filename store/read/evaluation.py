@@ -96,7 +96,6 @@ def total_order(doubles: Float64s) -> Int64s:
 
 
 def long_of(text: str) -> int | None:
-    """See `longs`."""
     if not text.isascii() and _ONE_INTEGER_OF_ANY_SCRIPT.fullmatch(text):
         text = "".join(map(_ascii_digit, text))
     if not _ONE_INTEGER.fullmatch(text):
@@ -109,7 +108,6 @@ def long_of(text: str) -> int | None:
 
 
 def double_of(text: str) -> float | None:
-    """See `doubles`."""
     text = text.strip(_BLANKS)
     if _ONE_DOUBLE.fullmatch(text):
         return float(text.rstrip(_SUFFIXES))

@@ -222,8 +222,6 @@ class _Examined:
             self._segment = segments.view(self._begin, segments.size).data
         return self._segment[position : position + length]
 
-    # --- raw records -----------------------------------------------------------------------------------
-
     def records(self, count_limit: int) -> RecordPieces:
         """Return the first matching records, as views of the mapped log: at least one, at most `count_limit`.
 

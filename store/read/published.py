@@ -58,7 +58,6 @@ class PublishedQueues:
                 yield queue, self._queues.of(queue.topic, queue.queue_id)
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        """Raises as `offsets`."""
         try:
             return self.of(topic, queue_id).max_offset(self._end.confirm_offset)
         except CorruptSegment:  # recreated, or a file was deleted: retry without the cache
@@ -66,7 +65,6 @@ class PublishedQueues:
         return self.of(topic, queue_id).max_offset(self._end.confirm_offset)
 
     def offsets(self, topic: str, queue_id: int) -> Bounds:
-        """Raises as `bounded`."""
         return self.bounded(topic, queue_id)[1]
 
     def bounded(self, topic: str, queue_id: int) -> tuple[ConsumeQueue, Bounds]:
@@ -127,7 +125,6 @@ class PublishedQueues:
         self._begins[queue.topic, queue.queue_id] = min_offset
 
     def queue_containing(self, wanted: QueueRange) -> ConsumeQueue:
-        """Raises `OffsetLost`, `OffsetNotYet`, and as `of`."""
         start, end = wanted.start, wanted.end
         queue, (minimum, maximum) = self.bounded(wanted.queue.topic, wanted.queue.queue_id)
         where = f"{self.log.segments.directory.parent}: topic {wanted.queue.topic!r}, queue {wanted.queue.queue_id}"
@@ -140,9 +137,8 @@ class PublishedQueues:
         return queue
 
     def scan(self, wanted: QueueRange, spec: ReadSpec, max_body_bytes: int) -> Iterator[pa.RecordBatch]:
-        """max_body_bytes: limit of a body if `spec` has none.
-
-        Raises `InvalidColumns`, and as `queue_containing`, before it returns. The iterator raises as `scan_queue`.
+        """Raises `InvalidColumns`, and as `queue_containing`, before it returns. The iterator raises as
+        `scan_queue`.
         """
         check_columns(spec.columns)
         return scan_queue(
@@ -150,12 +146,11 @@ class PublishedQueues:
         )
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp: int, boundary: Boundary) -> int:
-        """See `query.offset_by_time`. Raises as `of`, `OffsetLost`."""
         queue = self.of(topic, queue_id)
         return offset_by_time(self.log, queue, lambda: self.offsets(topic, queue_id), timestamp, boundary)
 
     def fingerprint(self, topic: str, queue_id: int, offset: int) -> Fingerprint | None:
-        """Identify a published message, None if it is deleted. Raises as `of`."""
+        """Return None if the message is deleted."""
         queue = self.of(topic, queue_id)
         try:
             return fingerprint(self.log, queue, offset)
@@ -214,7 +209,6 @@ class PublishedQueues:
         return max((self._queues.of(*name).dispatched(confirm_offset) for name in self._queues.existing()), default=0)
 
     def ever_put(self, topic: str) -> int:
-        """Raises `UnknownTopic`."""
         return sum(self.max_offset(topic, number) for number in range(self._topics.known(topic)))
 
     def _is_older(self, message: StoredMessage) -> bool:

@@ -34,7 +34,6 @@ _ID_BYTES = (IPV4_BYTES + _ID_TAIL.size, IPV6_BYTES + _ID_TAIL.size)
 
 
 def message_at(log: CommitLog, physical_offset: int, confirm_offset: int) -> StoredMessage:
-    """Raises as `record_at`."""
     return record_at(log, physical_offset, confirm_offset)[0]
 
 
@@ -61,9 +60,7 @@ def record_at(log: CommitLog, physical_offset: int, confirm_offset: int) -> tupl
 
 
 def copies_at(log: CommitLog, physical_offsets: Int64s, sizes: Int64s) -> RecordCopies:
-    """Return the records in this order. physical_offsets, sizes: shape (n,), n >= 1, distinct. Raises `CorruptRecord`,
-    `OffsetLost`.
-    """
+    """Return the records in this order. physical_offsets, sizes: shape (n,), n >= 1, distinct."""
     order = np.argsort(physical_offsets, kind="stable")
     offsets, lengths = physical_offsets[order], sizes[order]
     segments = offsets // log.segments.size
@@ -75,7 +72,7 @@ def copies_at(log: CommitLog, physical_offsets: Int64s, sizes: Int64s) -> Record
 
 
 def sizes_at(log: CommitLog, physical_offsets: Int64s, confirm_offset: int) -> Int64s:
-    """Return record sizes, with one read for each. Raises `OffsetNotYet`, `OffsetLost`."""
+    """Reads each record."""
     width = RECORD_HEADER["total_size"].itemsize
     if len(physical_offsets) and physical_offsets.max() > confirm_offset - MIN_RECORD_BYTES:
         raise OffsetNotYet(
@@ -139,7 +136,7 @@ def messages_with_key(
     has: Callable[[StoredMessage], bool] = lambda message: True,
     times_from: int | None = 0,
 ) -> list[StoredMessage]:
-    """Return the matching messages, oldest first. Raises `CorruptRecord`.
+    """Return the matching messages, oldest first.
 
     Keys are compared, and times in milliseconds; RocketMQ compares hashes, and seconds.
 

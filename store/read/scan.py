@@ -27,7 +27,7 @@ class LogBytes(Protocol):
     def view(self, offset: int, length: int) -> Bytes: ...
 
     def read(self, offset: int, length: int, *, current: bool = False) -> bytes:
-        """current: as in `Segments.read`. Raises as `view`."""
+        """current: as in `Segments.read`."""
 
 
 class RecordLog(Protocol):
@@ -46,8 +46,7 @@ class EntryQueue(Protocol):
     @property
     def queue_id(self) -> int: ...
 
-    def entries(self, start: int, end: int, *, current: bool = False) -> Entries:
-        """Raises `OffsetLost`, `CorruptSegment`."""
+    def entries(self, start: int, end: int, *, current: bool = False) -> Entries: ...
 
 
 _ENTRIES_AT_ONCE = 1 << 15  # fits into the CPU cache
@@ -102,7 +101,7 @@ class CheckedBlock(NamedTuple):
 def checked_blocks(log: RecordLog, queue: EntryQueue, start: int, end: int, max_bytes: int) -> Iterator[CheckedBlock]:
     """Yield the messages of published queue offsets [start, end), in order.
 
-    A block is within one segment and has at most `max_bytes`, or one message. Raises `CorruptRecord`, `OffsetLost`.
+    A block is within one segment and has at most `max_bytes`, or one message.
     """
     while start < end:
         stop = min(end, start + _ENTRIES_AT_ONCE)
@@ -130,9 +129,7 @@ def block_of(
     with_bodies: bool = True,
     with_trailers: bool = True,
 ) -> Block:
-    """entries: at least one, in one segment. with_bodies, with_trailers: see `Block`. Raises `CorruptRecord`,
-    `OffsetLost`.
-    """
+    """entries: at least one, in one segment. with_bodies, with_trailers: see `Block`."""
     kind = LightBlock if queue.topic.startswith(LIGHT_PREFIX) else Block
     view, begin = _stretch(log, queue, entries), int(entries.physical_offsets[0])
     where = Queue(queue.topic, queue.queue_id), view, begin, BlockRows(*entries[:3])
@@ -202,10 +199,7 @@ def _stretch(log: RecordLog, queue: EntryQueue, entries: EntryColumns) -> Bytes:
 
 
 class Decoding:
-    """Converts blocks to the batches of a `ReadSpec`.
-
-    with_bodies, with_trailers: how to create blocks for it, see `Block`.
-    """
+    """with_bodies, with_trailers: how to create blocks for it, see `Block`."""
 
     def __init__(self, spec: ReadSpec, max_body_bytes: int) -> None:
         """max_body_bytes: limit of a body if `spec` has none."""
@@ -220,7 +214,7 @@ class Decoding:
         self.with_trailers = spec.check_crc or self._needs_properties
 
     def batches(self, block: Block, tags_codes: Int64s | None = None) -> Iterator[pa.RecordBatch]:
-        """tags_codes: from the queue entries, None if unknown. Raises `CorruptRecord`, `UnreadableBody`."""
+        """tags_codes: from the queue entries, None if unknown."""
         spec = self.spec
         if spec.check_crc:
             block.check_crc()
