@@ -121,7 +121,7 @@ class Member(Protocol):
         """
 
     def resets(self) -> Positions:
-        """Return the new offsets of queues that were reset since the last call, or since this member joined.
+        """Return the new offsets of queues that were reset since the last call.
 
         Commits in a reset queue are ignored until this returns it. After that, the caller must not commit offsets of
         messages that it read before.

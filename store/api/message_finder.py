@@ -70,7 +70,7 @@ class MessageFinder(StoreReader):
     def first_message(self) -> StoredMessage | None:
         """Return the first message of the log, with its body as it is stored; None if the log is empty.
 
-        Raises `CorruptRecord`, and `OffsetLost` if retention deletes it concurrently.
+        Raises `CorruptRecord`, `OffsetLost`.
         """
         self.must_be_open()
         first, end = self._log.min_offset(), self.confirm_offset
@@ -113,7 +113,7 @@ class MessageFinder(StoreReader):
         begin, end: messages stored in [begin, end), ms since 1970.
         tags, unreadable: see `scan`.
 
-        Raises as `scan`, and `InvalidArgument` for a range that ends before it begins.
+        Raises as `scan`, and `InvalidArgument`.
         """
         self.must_be_open()
         ranges = self._ranges(topic, queues, begin, end)

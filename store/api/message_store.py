@@ -105,8 +105,8 @@ class MessageStore(MessageFinder):
 
         create: create a store in a missing or empty directory (not with `read_only`).
         read_only: acquire no lock and write nothing; also for the directory of a RocketMQ broker.
-        config: settings, or the path of a `store.conf`; default: the directory's own, else RocketMQ's. The file sizes
-        of an existing store do not change.
+        config: settings, or the path of a `store.conf`; default: the directory's own, else RocketMQ's defaults. The
+        file sizes of an existing store do not change.
 
         Raises `NotAStore`, `UnsupportedStore`, `StoreLocked`, `StoreFull`, `ConfigError`, `CorruptSegment`,
         `CorruptStore`. Like every method, raises `StoreUnavailable` for an error of the operating system. Emits

@@ -103,7 +103,7 @@ class StoreReader(Opened):
         """Return the queue offset of the first message stored at or after `timestamp` (ms); with Boundary.UPPER, of the
         last stored at or before it.
 
-        Raises `UnknownTopic`, `UnknownQueue`, and `OffsetLost` if a file is missing.
+        Raises `UnknownTopic`, `UnknownQueue`, `OffsetLost`.
         """
         self.must_be_open()
         timestamp = integer("timestamp", timestamp)
@@ -156,14 +156,14 @@ class StoreReader(Opened):
         return self.get_message(group, topic, queue_id, offset, max_messages, message_filter, as_records=as_records)
 
     def sizes(self, topic: str, queue_id: int, start: int, end: int) -> Int64s:
-        """Return record sizes (bytes) of messages [start, end). Raises as `scan`."""
+        """Return record sizes (bytes) of messages [start, end), shape (end - start,). Raises as `scan`."""
         self.must_be_open()
         start, end = integer("start", start), integer("end", end)
         queue = self._published.queue_containing(QueueRange(Queue(topic, queue_id), start, end))
         return queue.entries(start, end)["size"].astype(np.int64)
 
     def tags_codes(self, topic: str, queue_id: int, start: int, end: int) -> Int64s:
-        """Return the tags codes of published messages [start, end) in their queue. Raises `OffsetLost`."""
+        """Return tags codes of published messages [start, end), shape (end - start,). Raises `OffsetLost`."""
         self.must_be_open()
         start, end = integer("start", start, 0), integer("end", end, 0)
         return self._published.of(topic, queue_id).entries(start, end)["tags_code"].astype(np.int64)
@@ -266,7 +266,7 @@ class StoreReader(Opened):
     def wait(self, seen: int, timeout: float) -> int:
         """Wait up to `timeout` seconds until the confirm offset differs from `seen`, and return it.
 
-        Raises `StoreClosed` if another thread closes the store.
+        Raises `StoreClosed`.
         """
         self.must_be_open()
         seen, deadline = integer("seen", seen), time.monotonic() + seconds("timeout", timeout)

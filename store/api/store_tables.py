@@ -101,12 +101,12 @@ def _newest(store: StoreReader, bounds: Mapping[Queue, Bounds]) -> int | None:
 
 
 def store_html(store: StoreReader, committed: Mapping[str, Positions]) -> str:
-    """committed: each group's offsets. Raises as `topics_table`."""
+    """committed: each group's offsets."""
     return topics_html(store) + groups_html(store, committed)
 
 
 def topics_html(store: StoreReader) -> str:
-    """Sizes of large topics are left out. Raises as `topics_table`."""
+    """Sizes of large topics are left out."""
     topics = list(store.topics())
     shown = topics[:_SHOWN_ROWS]
     rows: list[tuple[object, ...]] = [

@@ -281,7 +281,7 @@ class Append:
             parts.append([_with_fields(fields, self._records.of_messages(listed))])
 
     def choose(self, messages: Sequence[Message]) -> list[int]:
-        """Return the queue ids that `add_messages` would choose. Raises as `add_messages`."""
+        """Return the queue ids that `add_messages` would choose."""
         self._open_parts()
         return self._records.choose(sendable(messages))
 
@@ -292,9 +292,7 @@ class Append:
         self._open_parts().append([_with_fields(fields, self._records.of_own(messages))])
 
     def add_copies(self, copies: RecordCopies, places: CopyDestinations) -> None:
-        """Add copies of stored messages to any topics, with any properties. Raises `MessageRefused` if these become too
-        large.
-        """
+        """Add copies of stored messages to any topics, with any properties. Raises `MessageRefused`."""
         self._open_parts().append(list(self._records.of_copies(copies, places)))
 
     @overload
@@ -304,7 +302,7 @@ class Append:
     def publish(self, *, flush: bool = ..., unless: Condition | None = ...) -> AppendResult | None: ...
 
     def publish(self, *, flush: bool = False, unless: Condition | None = None) -> AppendResult | None:
-        """Append all added messages in order. When this returns, every reader sees them. Return their places.
+        """Append all added messages in order. When this returns, every reader sees them.
 
         flush: wait until the messages are on the device. After a crash of the machine, all of them exist or none.
         unless: called before the first write, under the append lock, so that no append happens after it. It may read

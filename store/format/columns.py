@@ -87,7 +87,7 @@ def check_columns(columns: Sequence[str]) -> None:
 
 
 class BlockRows(NamedTuple):
-    """shape (n,) each."""
+    """Shape (n,) each."""
 
     queue_offsets: Ints
     physical_offsets: Ints

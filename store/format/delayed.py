@@ -60,8 +60,7 @@ class MessageDelays(NamedTuple):
     def of(levels: Ints, deliver_at: Ints, now: int) -> MessageDelays | None:
         """Return None if no message is delayed. A time before `now` (ms) is no delay.
 
-        As in RocketMQ, a level above the last counts as the last, below 0 as none, and overrides a time. Raises
-        `MessageRefused` for a time further away than brokers allow.
+        Levels as in RocketMQ, see `Message`. Raises `MessageRefused` for a time further away than brokers allow.
         """
         levels = np.clip(levels, 0, LEVELS)
         deliver_at = np.where(levels > 0, _NEVER, deliver_at)

@@ -46,7 +46,6 @@ from store.model.errors import MessageRefused, PutStatus
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-# --- messages to append ---------------------------------------------------------------------------------
 
 RESERVED = frozenset(
     {
@@ -111,9 +110,6 @@ def pairs(maps: pa.MapArray) -> tuple[pa.StringArray, pa.StringArray]:
 
 def _illegal(reason: str) -> MessageRefused:
     return MessageRefused(PutStatus.MESSAGE_ILLEGAL, reason)
-
-
-# --- queues --------------------------------------------------------------------------------------------
 
 
 def in_own_queue(sys_flags: Ints) -> Mask:
@@ -238,8 +234,6 @@ def _number(text: str) -> int | None:
 
 
 _LONG_DIGITS = 19
-
-# --- the index -----------------------------------------------------------------------------------------
 
 
 def in_index(sys_flags: Ints) -> Mask:

@@ -53,8 +53,8 @@ def segment_name(start: int) -> str:
 
 # --- the commit log record ----------------------------------------------------------------------------
 
-MAGIC_V1: Final = 0xDAA320A7 - (1 << 32)  # topic length: one byte
-MAGIC_V2: Final = 0xDAA320AB - (1 << 32)  # topic length: two bytes
+MAGIC_V1: Final = 0xDAA320A7 - (1 << 32)
+MAGIC_V2: Final = 0xDAA320AB - (1 << 32)
 MAGIC_BLANK: Final = 0xCBD43194 - (1 << 32)  # the rest of the segment is unused
 
 IPV4_BYTES: Final = 4
@@ -148,7 +148,7 @@ SYSTEM_TOPICS: Final = frozenset(
     }
 )  # TopicValidator; a broker also names some after itself and its cluster
 
-NAME_VALUE_SEPARATOR: Final = 1  # name 0x01 value 0x02
+NAME_VALUE_SEPARATOR: Final = 1
 PROPERTY_SEPARATOR: Final = 2
 SECTOR_BYTES: Final = 512  # written atomically by a device; a lost one reads as zeros
 PROPERTY_TAGS: Final = "TAGS"
@@ -278,9 +278,9 @@ INDEX_NAME_DIGITS: Final = 17  # yyyyMMddHHmmssSSS
 INDEX_HEADER: Final = np.dtype(
     [
         ("begin_timestamp", ">i8"),  # ms, store time of the first entry
-        ("end_timestamp", ">i8"),  # ms, of the last entry
+        ("end_timestamp", ">i8"),  # ms
         ("begin_offset", ">i8"),  # commit log offset of the first entry
-        ("end_offset", ">i8"),  # of the last entry
+        ("end_offset", ">i8"),
         ("slots_used", ">i4"),
         ("next_entry", ">i4"),
     ]

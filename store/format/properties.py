@@ -31,10 +31,7 @@ _END = constant(bytes([PROPERTY_SEPARATOR]))
 
 
 def encode_properties(properties: Mapping[str, str], behind: bytes = b"") -> bytes:
-    """Encode a user's properties. Empty values are left out, because RocketMQ's parser drops them.
-
-    Raises `MessageRefused`.
-    """
+    """Encode a user's properties. Empty values are left out, because RocketMQ's parser drops them."""
     for name, value in properties.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise MessageRefused(
@@ -54,7 +51,7 @@ def encode_properties(properties: Mapping[str, str], behind: bytes = b"") -> byt
 
 
 def join_properties(properties: Mapping[str, str], behind: bytes = b"") -> bytes:
-    """Encode stored properties. Raises `MessageRefused`."""
+    """Encode stored properties."""
     text = "".join([f"{name}{_NAME_VALUE}{value}{_PROPERTY}" for name, value in properties.items() if value])
     try:
         encoded = text.encode() + behind
@@ -94,7 +91,7 @@ def decode_properties(encoded: bytes) -> dict[str, str]:
 
 
 class PropertyColumns:
-    """n properties, parsed as by `decode_properties`. Results have length n."""
+    """The properties of n messages, parsed as by `decode_properties`. Results have length n."""
 
     def __init__(self, encoded: pa.BinaryArray) -> None:
         """encoded: no nulls."""

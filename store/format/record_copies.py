@@ -135,7 +135,7 @@ class RecordCopies:
         """IPv6 born hosts need pieces of their own. So do properties with zeros that recovery would take for a lost
         sector: they get a checksum even without `encoding.with_crc`.
 
-        The size of bodies is not limited, because they are in the log already. Raises `MessageRefused`.
+        The size of bodies is not limited, because they are in the log already.
         """
         tags, keys, unique_keys = map(self.value, (PROPERTY_TAGS, PROPERTY_KEYS, PROPERTY_UNIQ_KEY))
         filed = (unique_keys, keys, tags if encoding.with_tags else None) if encoding.with_keys else (None, None, None)

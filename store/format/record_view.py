@@ -192,7 +192,7 @@ class RecordView:
 def moved_records(records: RecordView, physical_offsets: Ints, *, with_delivery_marks: bool = True) -> Bytes:
     """Copy records back to back, with new log offsets and matching CRCs. They must be as for `crc_matches`.
 
-    with_delivery_marks: whether delivered messages keep the log offset of their delayed record.
+    with_delivery_marks: whether delivered messages keep the log offset of their delayed record in the old log.
     """
     data, bounds = flat(records.slices(records.positions, records.sizes))
     data = data.copy()

@@ -85,7 +85,7 @@ assert _PROPERTIES_LENGTH.size == PROPERTIES_LENGTH_BYTES
 
 
 def decode_record(record: bytes, where: object, *, check_crc: bool = True) -> StoredMessage:
-    """Decode without decompressing the body. where: names the record in errors."""
+    """Decode without decompressing the body. where: names the record in errors. Raises `CorruptRecord`."""
     if len(record) < MIN_RECORD_BYTES:
         raise _wrong(where, f"the record has only {len(record)} bytes")
     header = _HEADER

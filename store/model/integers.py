@@ -1,4 +1,4 @@
-"""Check users' arguments: integers, seconds, texts and choices."""
+"""Check users' arguments, and raise `InvalidArgument`; format numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_SECONDS = 253_402_300_799  # year 9999
 
 
 def integer(name: str, value: SupportsIndex, minimum: int = -LONG_MAX - 1, maximum: int = LONG_MAX) -> int:
-    """Raises `InvalidArgument` for a bool, a float, a text, or a number out of bounds."""
+    """A bool or a float is no integer."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -29,7 +29,6 @@ def integer(name: str, value: SupportsIndex, minimum: int = -LONG_MAX - 1, maxim
 
 
 def seconds(name: str, value: float) -> float:
-    """Raises `InvalidArgument` if it is no number, or after the year 9999."""
     try:
         number = math.nan if isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -40,7 +39,6 @@ def seconds(name: str, value: float) -> float:
 
 
 def span(name: str, value: float) -> float:
-    """Raises as `seconds`, and for a negative number."""
     number = seconds(name, value)
     if number < 0:
         raise InvalidArgument(f"{name}={value}: give a number of seconds, 0 or more")
@@ -62,13 +60,11 @@ def counted(number: int, noun: str) -> str:
 
 
 def text(name: str, value: object) -> str:
-    """Raises `InvalidArgument` if `value` is no text."""
     if not isinstance(value, str):
         raise InvalidArgument(f"{name}={value!r:.40}: a {type(value).__name__}; give a text")
     return value
 
 
 def one_of(name: str, value: object, choices: Collection[object]) -> None:
-    """Raises `InvalidArgument`."""
     if value not in choices:
         raise InvalidArgument(f"{name}={value!r:.40}: give one of {', '.join(map(repr, choices))}")

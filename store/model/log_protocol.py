@@ -1,4 +1,4 @@
-"""The types of a log for readers, writers and consumers, whether it is a directory, a cluster or an archive.
+"""The types of a log for readers, writers and consumers.
 
 If a log does not support an operation, its result shows that.
 """
@@ -124,7 +124,7 @@ class MessageFilter(Protocol):
         """Return whether an entry may match, in the shape of `tags_codes`."""
 
     def match_batch(self, batch: pa.RecordBatch) -> pa.BooleanArray:
-        """Return no nulls. batch: exactly the columns `columns`."""
+        """Return whether each row matches, never null. batch: exactly the columns `columns`."""
 
     def match(self, tag: str | None, properties: Mapping[str, str]) -> bool: ...
 
@@ -134,7 +134,7 @@ class ReadSpec:
     """The options of a read, see `store.MessageStore.scan`.
 
     max_body_bytes: None for the log's own limit.
-    unreadable: "raw" also keeps the compression bit of `sysFlag`.
+    unreadable: with "raw", `sysFlag` keeps its compression bit.
     """
 
     columns: tuple[str, ...]
@@ -190,7 +190,7 @@ class Log(Protocol):
         """Return topics and their queues, in order, as they were at most `oldest` seconds ago."""
 
     def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
-        """Return the current bounds of the `queues` that exist, in order.
+        """Return the bounds of the `queues` that exist, in order. `max_offset` is the published end.
 
         Waits for brokers that do not answer, and raises `BrokerMissing` after a timeout.
         """

@@ -137,9 +137,7 @@ class PublishedQueues:
         return queue
 
     def scan(self, wanted: QueueRange, spec: ReadSpec, max_body_bytes: int) -> Iterator[pa.RecordBatch]:
-        """Raises `InvalidColumns`, and as `queue_containing`, before it returns. The iterator raises as
-        `scan_queue`.
-        """
+        """Checks the columns and the range before it returns."""
         check_columns(spec.columns)
         return scan_queue(
             self.log, self.queue_containing(wanted), wanted.start, wanted.end, Decoding(spec, max_body_bytes)
@@ -161,8 +159,7 @@ class PublishedQueues:
         """Return whether a message read from the log is in the queue that its record names.
 
         It is not if its topic was deleted, even if recreated. Raises `CorruptRecord` if the queue has another message
-        there: usually no checksum covers a record's queue and offset, so they may be damaged. Raises `UnknownTopic`,
-        `UnknownQueue`.
+        there: usually no checksum covers a record's queue and offset, so they may be damaged.
         """
         is_half = message.sys_flag & SYS_TRANSACTION_MASK in (SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK)
         if is_half or message.sys_flag & SYS_INNER_BATCH:  # no entry to compare with

@@ -72,7 +72,7 @@ def copies_at(log: CommitLog, physical_offsets: Int64s, sizes: Int64s) -> Record
 
 
 def sizes_at(log: CommitLog, physical_offsets: Int64s, confirm_offset: int) -> Int64s:
-    """Reads each record."""
+    """Reads the beginning of each record."""
     width = RECORD_HEADER["total_size"].itemsize
     if len(physical_offsets) and physical_offsets.max() > confirm_offset - MIN_RECORD_BYTES:
         raise OffsetNotYet(
