@@ -21,7 +21,7 @@ ACCESS_KEY, SIGNATURE = "AccessKey", "Signature"
 TOOLS_GROUP = "TOOLS_CONSUMER"  # every broker has it, and leaves it out of statistics
 REQUEST_SECONDS = 10.0
 ANSWER_SECONDS = 3.0  # mqClientApiTimeout; for requests that delay the queues of other brokers
-FIRST_PAUSE_SECONDS, PAUSE_SECONDS = 0.05, 1.0  # between two tries
+FIRST_PAUSE_SECONDS, PAUSE_SECONDS = 0.05, 1.0
 _PATIENCE_SECONDS = 30.0
 _BROKER_SECONDS = 600.0
 
@@ -49,9 +49,8 @@ class ClusterAddress:
 
     name_servers: "host:port" of each.
     consumer_group: the group in whose name messages are pulled.
-    tls: None for plain connections.
-    patience: for how many seconds a failed request is repeated.
-    broker_timeout: how many seconds reads and sends wait for a broker that does not answer.
+    patience: seconds for which a failed request is repeated.
+    broker_timeout: seconds that reads and sends wait for a broker that does not answer.
     brokers: the names of all brokers; empty if only the name servers know them.
     fails_over: whether messages go to another broker if theirs does not answer.
     """
@@ -93,7 +92,6 @@ class ClusterAddress:
         return cls(servers, credentials, consumer_group, tls, brokers=broker_names(brokers))
 
     def signed(self, fields: Mapping[str, str], body: bytes = b"") -> Mapping[str, str]:
-        """Return the fields with a signature, or unchanged if there are no credentials."""
         return fields if self.credentials is None else self.credentials.signed(fields, body)
 
     def __str__(self) -> str:
@@ -107,7 +105,6 @@ class ClusterAddress:
         return ClusterLog(self)
 
     def group(self, name: str) -> ClusterGroup:
-        """Raises `InvalidGroup`."""
         from store.cluster.group import ClusterGroup
 
         return ClusterGroup(self, name)

@@ -36,15 +36,11 @@ _REMEDIES = {
 
 
 def is_temporary(error: RemotingError) -> bool:
-    """Return whether a retry may succeed."""
     return isinstance(error, Unreachable) or (isinstance(error, RequestRefused) and error.code in _PASSING)
 
 
 def explained(answer: Command, who: str, code: int, what: object = None) -> RequestRefused:
-    """Return the error for a refusal, with a remedy. Return the error for a refusal, with a remedy if one is known.
-
-    who: the server that refused. code: of the request. what: the queue or topic of the request.
-    """
+    """who: the server that refused. code: of the request. what: its queue or topic."""
     remark = (answer.remark or "no remark").strip().partition("\n")[0][:300].rstrip(".")
     means = ResponseCode(answer.code) if answer.code in _KNOWN else ResponseCode.SYSTEM_ERROR
     if means is ResponseCode.SYSTEM_ERROR and _OF_ACCOUNTS in remark:
@@ -54,6 +50,6 @@ def explained(answer: Command, who: str, code: int, what: object = None) -> Requ
     return RequestRefused(answer.code, remark if remedy is None else f"{remark}; {remedy}", f"{who}, {asked}: ")
 
 
-_OF_ACCOUNTS = "AclException"  # in the remark; RocketMQ 4 reports it as SYSTEM_ERROR, like other errors
+_OF_ACCOUNTS = "AclException"  # in the remark; RocketMQ 4 reports it as SYSTEM_ERROR
 _KNOWN = frozenset(ResponseCode)
 _CODES = frozenset(RequestCode)

@@ -23,18 +23,16 @@ _NOT_THERE = frozenset({ResponseCode.TOPIC_NOT_EXIST, ResponseCode.QUERY_NOT_FOU
 
 
 class SlaveAnswers:
-    """Corrects the answers of slaves. Thread-safe.
+    """Corrects the answers of slaves by earlier answers. Thread-safe.
 
-    A slave may lag behind its master, or lack messages from before its creation, and does not report either. Its
-    answers are compared with earlier ones.
+    A slave may lag behind its master, or lack messages from before its creation, and does not report either.
     """
 
     def __init__(self) -> None:
         self._known: dict[tuple[Queue, RequestCode], int] = {}  # the last answer, as corrected
 
     def corrected(self, broker: Broker, queue: Queue, code: RequestCode, answer: Command) -> Command:
-        """Return an answer. A slave's end below the last known end, or begin above the last known begin, is replaced by
-        it.
+        """Replace a slave's end below its last known end, and its begin above its last known begin.
 
         Raises `Unreachable` if a slave lacks the topic or the offset, because only its master can decide.
         """
@@ -50,7 +48,6 @@ class SlaveAnswers:
         )
 
     def bounds(self, broker: Broker, queue: Queue, there: Bounds) -> Bounds:
-        """Correct bounds as `corrected` does."""
         first = self._clamped(broker, queue, RequestCode.GET_MIN_OFFSET, there.min_offset)
         return Bounds(first, self._clamped(broker, queue, RequestCode.GET_MAX_OFFSET, there.max_offset))
 
@@ -65,9 +62,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 
 class Ask(NamedTuple):
-    """A request about one queue. A request about one queue. answers: accepted codes; all others are refusals. timeout:
-    seconds. timeout: seconds.
-    """
+    """A request about one queue. answers: accepted codes; all others are refusals. timeout: seconds."""
 
     queue: Queue
     code: RequestCode
@@ -77,7 +72,6 @@ class Ask(NamedTuple):
 
     @staticmethod
     def of_end(queue: Queue, code: RequestCode = RequestCode.GET_MAX_OFFSET) -> Ask:
-        """Return a request for the end of a queue, or for its begin with GET_MIN_OFFSET."""
         return Ask(queue, code, TopicQueue(queue.topic, queue.queue_id))
 
 
@@ -89,7 +83,6 @@ class Brokers:
     """
 
     def __init__(self, address: ClusterAddress, on_request: Callable[[Command], None] = lambda command: None) -> None:
-        """on_request: see `Client`."""
         self.address = address
         self._client = Client(REQUEST_SECONDS, address.tls, on_request)
         self.tls = None if address.tls is None else address.tls.context()
@@ -99,7 +92,7 @@ class Brokers:
     def ask(self, asks: Mapping[_Key, Ask], patience: float | None = None) -> dict[_Key, Command]:
         """Return the answers for the queues that exist. Requests run concurrently.
 
-        patience: seconds to retry; default: `ClusterAddress.patience`. Raises `Unreachable`, `RequestRefused`.
+        patience: seconds to retry. Raises `Unreachable`, `RequestRefused`.
         """
         found: dict[_Key, Command] = {}
         deadline = time.monotonic() + (self.address.patience if patience is None else patience)
@@ -130,20 +123,16 @@ class Brokers:
         return self._begin(broker.readable, ask.code, ask.header.texts(), timeout=ask.timeout)
 
     def take(self, answer: Future[Command], broker: Broker, ask: Ask) -> Command | None:
-        """Return an answer as corrected by `SlaveAnswers`, None if the topic does not exist.
-
-        Raises `Unreachable`, `Untrusted`, `RequestRefused`.
-        """
+        """Return an answer as corrected by `SlaveAnswers`, None if the topic does not exist."""
         said = answered(answer, broker, ask.code, ask.queue, (*ask.answers, ResponseCode.TOPIC_NOT_EXIST))
         command = self._slave_answers.corrected(broker, ask.queue, ask.code, said)
         return command if command.code in ask.answers else None
 
     def begin_stats(self, broker: Broker, topic: str, timeout: float) -> Future[Command]:
-        """Request the bounds of all queues of a topic that a broker has."""
         return self._begin(broker.readable, RequestCode.GET_TOPIC_STATS_INFO, Topic(topic).texts(), timeout=timeout)
 
     def take_stats(self, answer: Future[Command], broker: Broker, queues: Sequence[Queue]) -> dict[Queue, Bounds]:
-        """Return the bounds of the `queues`, of one topic, that the broker has. Raises as `take`."""
+        """Return the bounds of the `queues`, of one topic, that the broker has."""
         code = RequestCode.GET_TOPIC_STATS_INFO
         said = answered(answer, broker, code, queues[0].topic, (ResponseCode.SUCCESS, ResponseCode.TOPIC_NOT_EXIST))
         for queue in queues:
@@ -163,7 +152,6 @@ class Brokers:
         return self._begin(broker.writable[0], code, {} if header is None else header.texts(), body, timeout)
 
     def create_topic(self, topic: str, queues: int, template: str, perm: int) -> None:
-        """Create a topic on all masters. Raises `Unreachable`, `RequestRefused`."""
         header = CreateTopic(topic, template, queues, queues, perm, "SINGLE_TAG")
         masters = [broker for broker in self.routes.brokers() if broker.writable]
         asked = [(each, self.send(each, RequestCode.UPDATE_AND_CREATE_TOPIC, header)) for each in masters]
@@ -178,9 +166,6 @@ class Brokers:
         answers: tuple[int, ...] = (ResponseCode.SUCCESS,),
         leave_out: Container[str] = (),
     ) -> dict[str, Command]:
-        """Return the answers of all brokers by name, except those in `leave_out`. Raises `Unreachable`,
-        `RequestRefused`.
-        """
         fields = {} if header is None else header.texts()
         brokers = [broker for broker in self.routes.brokers() if broker.name not in leave_out]
         asked = [(broker, self._begin(broker.readable, code, fields, body)) for broker in brokers]
@@ -220,8 +205,9 @@ def answered(
     what: object = None,
     answers: tuple[int, ...] = (ResponseCode.SUCCESS,),
 ) -> Command:
-    """Wait for an answer, and return it. Return a broker's answer. what: the queue, topic or message, for errors.
-    answers: accepted codes. Raises `Unreachable`, `Untrusted`, `RequestRefused`.
+    """Wait for a broker's answer. what: the queue, topic or message, for errors. answers: accepted codes.
+
+    Raises `Unreachable`, `Untrusted`, `RequestRefused`.
     """
     try:
         command = answer.result()

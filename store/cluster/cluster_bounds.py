@@ -22,7 +22,7 @@ _KNOWN_SECONDS = 60.0  # then retention may have moved the begin
 
 
 class ClusterBounds:
-    """The bounds of queues. Each broker is asked once for all queues of a topic. Thread-safe.
+    """The bounds of queues. Thread-safe.
 
     A broker counts as missing from a request that it does not answer until the next one that it answers. While a pull
     is held at a queue's end, the end is known, so the broker is not asked.
@@ -32,12 +32,11 @@ class ClusterBounds:
         self._brokers = brokers
         self._end_pulls = end_pulls
         self._known: dict[Queue, tuple[float, Bounds]] = {}  # `time.monotonic()` of the request
-        self.missing: dict[str, MissingBroker] = {}  # by name, as the last look found
-        self._from_slaves: set[Queue] = set()  # queues whose last bounds came from a slave
+        self.missing: dict[str, MissingBroker] = {}
+        self._from_slaves: set[Queue] = set()
         self._asked: dict[str, float] = {}  # `time.monotonic()` of the last request to a missing broker
 
     def look(self, queues: Iterable[Queue]) -> LogLook:
-        """Return the bounds from the brokers that answer, and the missing brokers. Raises `RequestRefused`."""
         queues, now = list(queues), time.monotonic()
         found = {queue: known for queue in queues if (known := self._unchanged(queue, now)) is not None}
         where = self._brokers.routes.readable(queue for queue in queues if queue not in found)
@@ -64,10 +63,7 @@ class ClusterBounds:
         return LogLook({queue: found[queue] for queue in queues if queue in found}, missing)
 
     def complete(self, queues: Sequence[Queue]) -> dict[Queue, Bounds]:
-        """Return the bounds when the brokers of all `queues` have answered. Raises `BrokerMissing`, `RequestRefused`.
-
-        Does not wait for other brokers, because a task that reads a queue needs only the broker of that queue.
-        """
+        """Wait for the brokers of `queues`, but not for others, which a task does not need. Raises `BrokerMissing`."""
         own = {queue.broker for queue in queues}
         deadline = time.monotonic() + self._brokers.address.broker_timeout
         while own & (looked := self.look(queues)).missing.keys():
@@ -78,7 +74,7 @@ class ClusterBounds:
         return looked.bounds
 
     def is_from_master(self, queue: Queue) -> bool:
-        """Return whether the last bounds of a queue are from its master. A slave may have fewer messages."""
+        """Return whether the last bounds are from the master. A slave may have fewer messages."""
         return queue not in self._from_slaves
 
     def _unchanged(self, queue: Queue, now: float) -> Bounds | None:
@@ -87,9 +83,7 @@ class ClusterBounds:
         return bounds if is_fresh and self._end_pulls.is_held(queue, bounds.max_offset) else None
 
     def _ask(self, where: Mapping[Queue, Broker], attempt: int) -> tuple[dict[Queue, Bounds], dict[str, RemotingError]]:
-        """Return the bounds, and the temporary errors of the brokers that failed, by broker name. Raises
-        `RequestRefused`.
-        """
+        """Return the bounds, and the temporary errors by the broker's name."""
         parts: dict[tuple[str, Broker], list[Queue]] = {}
         for queue, broker in where.items():
             parts.setdefault((queue.topic, broker.next(attempt)), []).append(queue)

@@ -78,8 +78,7 @@ class Sending:
         self.ends: dict[Queue, int] = {}
 
     def send(self, queues: list[Queue], which: Int64s, is_free: Bools) -> None:
-        """Send message i to `queues[which[i]]`, and wait for the answers. is_free: messages that may go to any
-        queue.
+        """Send message i to `queues[which[i]]`, and wait for the answers. is_free: messages that may go to any queue.
 
         A failed request is repeated for `ClusterAddress.broker_timeout` seconds. Free messages, and with `fails_over`
         all messages, then go to a queue of another broker, others to the same queue. If a broker stored a message
@@ -113,9 +112,7 @@ class Sending:
             pause = _PAUSE_SECONDS
 
     def _send_first_of_each(self) -> dict[Queue, RemotingError]:
-        """Send the first request of each queue. Send the first request of each queue. Return the temporary errors of
-        the queues whose request failed.
-        """
+        """Return the temporary errors of the queues whose request failed."""
         failed: dict[Queue, RemotingError] = {}
         under_way = []
         route = self._brokers.routes.route(self._topic)
@@ -156,7 +153,6 @@ class Sending:
             self.placed.physical_offsets[rows] = [int(each[-_ID_DIGITS:], 16) for each in ids]
 
     def _fail_over(self, failed: Collection[Queue]) -> None:
-        """Move messages of failed queues to queues of other brokers, in turn, if they may go there."""
         route = self._brokers.routes.route(self._topic)
         away = {queue.broker for queue in failed}
         others = [] if route is None else [queue for queue in route.with_master() if queue.broker not in away]
@@ -192,7 +188,7 @@ def _batched(topic: str, queue_id: int, messages: MessageColumns, rows: Int64s, 
 
 
 def _single(topic: str, queue_id: int, messages: MessageColumns, rows: Int64s, now: int) -> Iterator[_Send]:
-    """Yield a request for each message, because a batch has one birth time and one delay for all messages."""
+    """A batch has one birth time and one delay for all messages, so send these messages one by one."""
     encoded = encoded_properties(messages)
     for row in rows.tolist():
         waits = {
@@ -230,7 +226,7 @@ class ClusterWriter(ClusterLog):
         self._turns = count(random.randrange(1 << 16))
 
     def create_topic(self, topic: str, queues: int) -> int:
-        """Create a topic. Raises `UnsupportedStore` if no name server lists its queues within `patience` seconds."""
+        """Raises `UnsupportedStore` if no name server lists the topic's queues within `patience` seconds."""
         check_topic_name(topic)
         self._brokers.create_topic(topic, queues, DEFAULT_TOPIC, READ_WRITE)
         deadline = time.monotonic() + self._address.patience
@@ -265,9 +261,6 @@ class ClusterAppend:
         parts.append((topic, as_table(table)))
 
     def publish(self, *, flush: bool = False, unless: Callable[[], bool] | None = None) -> AppendResult:
-        """Send the messages. Raises `UnsupportedStore` if `unless` is given, because other producers may send
-        concurrently.
-        """
         parts, self._parts = self._open_parts(), None
         if unless is not None:
             raise UnsupportedStore(
@@ -290,7 +283,7 @@ class ClusterAppend:
         return AppendResult.concatenate(results)
 
     def _wait_until_visible(self, ends: Mapping[Queue, int]) -> None:
-        """Wait until readers see the messages, because a broker writes its queues shortly after its log.
+        """A broker writes its queues shortly after its log.
 
         Does not wait if the account or the queue is write-only.
         """
@@ -321,7 +314,6 @@ class ClusterAppend:
         self._parts = None
 
     def _queues(self, topic: str) -> list[Queue]:
-        """Return the writable queues."""
         route = self._brokers.routes.route(topic) or self._brokers.routes.route(topic, oldest=0.0)
         if route is None or not route.write:
             raise UnknownTopic(
@@ -331,7 +323,7 @@ class ClusterAppend:
         return list(route.write)
 
     def _choose(self, topic: str, messages: MessageColumns, queues: list[Queue]) -> tuple[Int64s, Bools]:
-        """Return the index of each message's queue, and the mask of messages without a queue id and a sharding key."""
+        """Return the index of each message's queue, and the mask of messages that may go to any queue."""
         here = self._available(topic, queues)
         turn, is_free = next(self._turns), np.ones(len(messages), np.bool_)
         chosen: Int64s = here[(turn + np.arange(len(messages)) * len(here) // max(1, len(messages))) % len(here)]
@@ -346,7 +338,7 @@ class ClusterAppend:
         return chosen, is_free
 
     def _available(self, topic: str, queues: list[Queue]) -> Int64s:
-        """Return the indices of the writable queues whose broker has a master; of all writable queues if none has."""
+        """Return the indices of the queues whose broker has a master; of all writable queues if none has."""
         there = self._queues(topic)
         route = self._brokers.routes.route(topic)
         up = [] if route is None else route.with_master()

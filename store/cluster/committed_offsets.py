@@ -21,10 +21,7 @@ _logger = logging.getLogger("store")
 
 
 class MemberOffsets:
-    """The offsets that a member committed in its own queues, until they are persisted. Thread-safe.
-
-    own: the member's queues. resets: the number of resets so far.
-    """
+    """The offsets that a member committed in its own queues, until they are persisted. Thread-safe."""
 
     def __init__(self, brokers: Brokers, group: str, what: str) -> None:
         self._brokers = brokers
@@ -37,14 +34,13 @@ class MemberOffsets:
         self.resets = 0
 
     def set_own(self, queues: Iterable[Queue]) -> None:
-        """Set the member's queues. Forget the offsets of queues that it gained or lost."""
+        """Set the member's queues. Forget the offsets of those that it gained or lost."""
         with self._threads:
             before, self.own = self.own, frozenset(queues)
             for queue in before ^ self.own:
                 self._committed.pop(queue, None)
 
     def committed(self, queues: Iterable[Queue]) -> Positions:
-        """Return the next offset of each queue that has one: committed by this member, or else at its broker."""
         queues = list(queues)
         with self._threads:
             here = {queue: self._committed[queue] for queue in queues if queue in self._committed}
@@ -60,19 +56,15 @@ class MemberOffsets:
                     self._committed[queue] = offset
 
     def begin(self, positions: Positions) -> None:
-        """Set the offsets of queues that have none at their brokers."""
         known = committed(self._brokers, self._group, positions)
         self._set({queue: offset for queue, offset in positions.items() if queue not in known})
 
     def persist(self, queues: Collection[Queue]) -> None:
-        """Send committed offsets to the brokers, and retry for `ClusterAddress.patience` seconds."""
+        """Send committed offsets to the brokers, with retries."""
         self._set(self._committed_in(queues))
 
     def persist_soon(self, queues: Collection[Queue]) -> None:
-        """Send committed offsets to the brokers. Failures are left to the next call.
-
-        Raises `Unreachable` if no broker answers.
-        """
+        """Send committed offsets once, and leave failures to the next call. Raises `Unreachable` if no broker answers."""
         of_broker: dict[str, list[Queue]] = {}
         for queue in queues:
             of_broker.setdefault(queue.broker, []).append(queue)
@@ -112,10 +104,7 @@ class MemberOffsets:
 
 
 def warn_or_raise(what: str, failed: Sequence[Unreachable], asked: int, then: str) -> None:
-    """Log the errors of brokers that did not answer. If no broker answered, raise the first error.
-
-    asked: the number of brokers. then: the consequence, for the log.
-    """
+    """Raise the first error if no broker answered, otherwise log the errors. then: the consequence, for the log."""
     if failed and len(failed) == asked:
         raise failed[0]
     for error in failed:
@@ -123,8 +112,6 @@ def warn_or_raise(what: str, failed: Sequence[Unreachable], asked: int, then: st
 
 
 def committed(brokers: Brokers, group: str, queues: Iterable[Queue]) -> Positions:
-    """Return the next offset of each queue that has one. Raises `Unreachable`, `RequestRefused`."""
-
     def ask(queue: Queue) -> Ask:
         header = GroupQueue(group, queue.topic, queue.queue_id, set_zero_if_not_found=False)
         return Ask(queue, RequestCode.QUERY_CONSUMER_OFFSET, header, (*_SUCCESS, ResponseCode.QUERY_NOT_FOUND))
@@ -138,10 +125,10 @@ def committed(brokers: Brokers, group: str, queues: Iterable[Queue]) -> Position
 
 
 def commit(brokers: Brokers, group: str, positions: Positions, *, once: bool = False) -> dict[Queue, Command]:
-    """Set the group's offsets. Return the answer for each queue that a broker has. once: do not retry.
+    """Return the answer for each queue that a broker has. once: do not retry.
 
     An answer with a remark is a refusal: a broker of RocketMQ 5.3 or later refuses an offset if an admin tool has reset
-    the group. Raises `Unreachable`, `RequestRefused`.
+    the group.
     """
     asks = {queue: _commit(group, queue, at) for queue, at in positions.items()}
     if once:

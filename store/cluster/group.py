@@ -1,7 +1,6 @@
 """`ClusterGroup`: a consumer group of a cluster, whose members are RocketMQ's clients, in any language.
 
-Brokers know the members by their heartbeats, and keep the group's offsets. Methods that need more raise
-`UnsupportedStore`.
+Methods that need more than brokers offer raise `UnsupportedStore`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from store.remoting.headers import ConsumerGroup
 
 
 class ClusterGroup:
-    """A `Group` of a cluster. Creating it raises `InvalidGroup` for an invalid name."""
+    """A `Group` of a cluster. Raises `InvalidGroup`."""
 
     def __init__(self, address: ClusterAddress, name: str) -> None:
         check_group_name(name)
@@ -46,8 +45,7 @@ class ClusterGroup:
         exclusive: bool = False,
         instance: str | None = None,
     ) -> ClusterMember:
-        """Join the group, see `Group.join`. Brokers do not report whether other members are orderly, so that is not
-        checked.
+        """Brokers do not report whether other members are orderly, so that is not checked. See `Group.join`.
 
         Raises `UnsupportedStore` for broadcasting and exclusive members.
         """
@@ -67,7 +65,6 @@ class ClusterGroup:
         return ClusterMember(self.address, self.name, entry)
 
     def _known_members(self) -> list[MemberInfo]:
-        """Return the members, or none if the account may not list them."""
         try:
             return self.members()
         except RequestRefused as error:
@@ -81,9 +78,7 @@ class ClusterGroup:
             brokers.ask_all(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=settings)
 
     def members(self) -> list[MemberInfo]:
-        """Return the members. Brokers do not know their queues, nor the subscriptions of each: all have the group's
-        last ones.
-        """
+        """Brokers know neither the members' queues nor the subscriptions of each: all have the group's last ones."""
         with closing(Brokers(self.address)) as brokers:
             answers = brokers.ask_all(
                 RequestCode.GET_CONSUMER_CONNECTION_LIST,
@@ -102,7 +97,6 @@ class ClusterGroup:
             return committed(brokers, self.name, queues)
 
     def reset(self, positions: Positions) -> None:
-        """Raise `UnsupportedStore`, because brokers can only reset to a time."""
         raise self._unsupported("brokers reset a group to a time, not to offsets. Use mqadmin resetOffsetByTime")
 
     def _unsupported(self, why: str) -> UnsupportedStore:

@@ -31,7 +31,7 @@ def held_pull(group: str, queue: Queue, position: int, count: int, seconds: floa
 
 
 class _EndPull(NamedTuple):
-    """A pull held at `position`, the end of a queue. begun: the `time.monotonic()` of its request."""
+    """A pull held at the end of a queue. begun: the `time.monotonic()` of its request."""
 
     position: int
     broker: Broker
@@ -40,7 +40,6 @@ class _EndPull(NamedTuple):
 
     @property
     def is_quiet(self) -> bool:
-        """Return whether no message has arrived: the pull is still held, or ended without one."""
         if not self.answer.done():
             return True
         if self.answer.cancelled() or self.answer.exception() is not None:
@@ -53,9 +52,7 @@ class _EndPull(NamedTuple):
 
 
 class EndPulls:
-    """Held pulls that outlast one `wait`. So an idle query sends a pull to each queue every 15 s, however often it
-    calls `wait`.
-    """
+    """Held pulls that outlast one `wait`, so that an idle query sends a pull to each queue only every 15 s."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
@@ -63,7 +60,6 @@ class EndPulls:
         self._end_pulls: dict[Queue, _EndPull] = {}
 
     def wait(self, seen: Positions, timeout: float) -> None:
-        """Wait up to `timeout` seconds until a queue's end differs from `seen`. May return earlier."""
         where = self._brokers.routes.readable(seen)
         with self._lock:
             end_pulls = [self._end_pull(queue, broker, seen[queue]) for queue, broker in where.items()]
@@ -76,7 +72,7 @@ class EndPulls:
             time.sleep(timeout)
 
     def is_held(self, queue: Queue, position: int) -> bool:
-        """Return whether a pull is held at `position`, where no message has arrived. Repeats a pull that has ended."""
+        """Return whether a pull is held at `position` and no message has arrived. Repeats a pull that has ended."""
         with self._lock:
             end_pull = self._end_pulls.get(queue)
             if end_pull is None or end_pull.position != position or not end_pull.is_quiet:
@@ -105,7 +101,7 @@ _MOST_AT_ONCE = 32  # messages in an answer to a held pull; further ones are pul
 
 
 class _Pull(NamedTuple):
-    """A pull to send. failing: since when pulls of this queue fail (`time.monotonic()`), None if they do not."""
+    """failing: since when pulls of this queue fail (`time.monotonic()`), None if they do not."""
 
     queue: Queue
     position: int
@@ -113,15 +109,11 @@ class _Pull(NamedTuple):
 
 
 def _empty_range(pull: _Pull) -> QueueRange:
-    """Return an empty range for a queue that no broker has. Its reader then raises the error, and other queues are not
-    affected.
-    """
+    """The reader of this range raises the error of a queue that no broker has. Other queues are not affected."""
     return QueueRange(pull.queue, pull.position, pull.position)
 
 
 class _Answered(NamedTuple):
-    """A pull with its answer, which is done."""
-
     pull: _Pull
     broker: Broker
     ask: Ask
@@ -148,7 +140,7 @@ class ClusterHeld:
         self._failed: list[tuple[float, _Pull]] = []  # with the time of the retry
         self._failing: set[Queue] = set()
         self._heard = -math.inf  # `time.monotonic()` of the last answer
-        self._without_broker: list[_Pull] = []  # of queues without a broker
+        self._without_broker: list[_Pull] = []
         for queue, position in begin.items():
             self._begin(_Pull(queue, position))
 
@@ -184,9 +176,7 @@ class ClusterHeld:
         raise StopIteration
 
     def _is_retried(self) -> bool:
-        """Return whether failed pulls will be repeated. After the deadline they are not, because the broker may stay
-        missing.
-        """
+        """After the deadline, failed pulls are not repeated, because the broker may stay missing."""
         if time.monotonic() >= self._deadline:
             self._failed.clear()
         return bool(self._failed)
@@ -215,7 +205,6 @@ class ClusterHeld:
         answer.add_done_callback(lambda done: self._woken.put(_Answered(pull, broker, ask, done)))
 
     def _arrived(self, answered: _Answered) -> QueueRange | None:
-        """Return the range of an answered pull. Return None if the pull was repeated or is cancelled."""
         pull, broker, ask, answer = answered
         if self._under_way.get(pull.queue) is not answer:
             return None

@@ -31,14 +31,14 @@ _logger = logging.getLogger("store")
 
 
 class ClusterMember(Opened):
-    """A `Member` of a group that RocketMQ's clients may share. So queues move between members by RocketMQ's rules.
+    """A `Member` of a group that RocketMQ's clients may share.
 
-    A member that is not orderly locks no queues. The next owner of a queue begins at the group's offset. So messages of
+    A member that is not orderly locks no queues. The next owner of a queue begins at the group's offset, so messages of
     the last 5 s may be delivered twice, or of a longer time if a broker does not answer. An orderly member locks queues
     at their brokers, for 60 s or until it unlocks them.
 
-    Requests to a broker that does not answer are repeated, and do not delay queues of other brokers. An orderly member
-    drops the broker's queues 30 s after it last renewed their locks.
+    A broker that does not answer does not delay queues of other brokers. An orderly member drops that broker's queues
+    30 s after it last renewed their locks.
     """
 
     def __init__(self, address: ClusterAddress, group: str, entry: MemberEntry) -> None:
@@ -82,15 +82,13 @@ class ClusterMember(Opened):
         return self._presence.members, self._offsets.resets
 
     def _notify(self, command: Command) -> None:
-        """Handle a request of a broker. Called in the connections' thread."""
+        """Called in the connections' thread."""
         if command.code == RequestCode.RESET_CONSUMER_CLIENT_OFFSET:
             self._offsets.note_resets(parse_reset(bytes(command.body)))
         self._notified.set()
 
     def lock(self, queues: Iterable[Queue], *, ask: bool = False) -> set[Queue]:
-        """Lock queues, see `Member.lock`. ask: ignored, because brokers do not pass requests for queues to other
-        members.
-        """
+        """ask: ignored, because brokers do not pass requests for queues to other members."""
         wanted = set(queues)
         with self._turn:
             self.must_be_open()
@@ -103,14 +101,11 @@ class ClusterMember(Opened):
             return wanted & self._claims.keys()
 
     def asked(self) -> set[Queue]:
-        """Return no queues, because brokers do not pass requests for queues to other members."""
         self.must_be_open()
         return set()
 
     def unlock(self, queues: Iterable[Queue]) -> None:
-        """Release queues. See `Member.unlock`. If a broker does not answer, its locks expire later, and finished
-        messages are delivered twice.
-        """
+        """If a broker does not answer, its locks expire later, and finished messages are delivered twice."""
         with self._turn:
             self.must_be_open()
             own = set(queues) & self._claims.keys()
@@ -147,7 +142,7 @@ class ClusterMember(Opened):
         return self._offsets.fetch_resets()
 
     def reset(self, positions: Positions) -> None:
-        """Continue at these offsets. The next `persist` sends them to the brokers."""
+        """The next `persist` sends the offsets to the brokers."""
         self.must_be_open()
         if positions:
             self._offsets.note_resets(positions)
@@ -216,8 +211,6 @@ class ClusterMember(Opened):
 
 
 class _BrokerLocks:
-    """An orderly member's locks at the brokers."""
-
     def __init__(self, brokers: Brokers, presence: Presence, group: str, client_id: str) -> None:
         self._brokers = brokers
         self._presence = presence
@@ -225,10 +218,7 @@ class _BrokerLocks:
         self._client_id = client_id
 
     def lock(self, wanted: Collection[Queue]) -> tuple[set[Queue], set[Queue]]:
-        """Return the locked queues, and the queues of brokers that do not answer.
-
-        Raises `Unreachable` if no broker answers, `RequestRefused`.
-        """
+        """Return the locked queues, and the queues of brokers that do not answer. Raises `Unreachable` if none answers."""
         granted = set()
         answers, unanswered = self._ask(RequestCode.LOCK_BATCH_MQ, wanted)
         for broker, body in answers:
@@ -236,7 +226,6 @@ class _BrokerLocks:
         return granted, unanswered
 
     def unlock(self, queues: Collection[Queue]) -> None:
-        """Release locks. Raises as `lock`."""
         self._ask(RequestCode.UNLOCK_BATCH_MQ, queues)
 
     def _ask(self, code: RequestCode, queues: Collection[Queue]) -> tuple[list[tuple[str, bytes]], set[Queue]]:

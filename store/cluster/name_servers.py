@@ -20,14 +20,12 @@ from store.remoting.client import Client
 from store.remoting.command import Command
 from store.remoting.headers import Header
 
-# The answer of a name server that does not know all brokers yet (needWaitForService), to be retried. With
-# enableAllTopicList=false, a name server always refuses lists of topics with this code, so retry only routes.
+# A name server that does not know all brokers yet (needWaitForService) answers so. Retry only routes: with
+# enableAllTopicList=false, a name server always refuses lists of topics with this code.
 _NOT_READY = ResponseCode.SYSTEM_ERROR, RequestCode.GET_ROUTEINFO_BY_TOPIC
 
 
 class NameServers:
-    """Sends requests to a cluster's name servers, with retries."""
-
     def __init__(self, address: ClusterAddress, client: Client) -> None:
         self._address = address
         self._client = client
@@ -42,8 +40,7 @@ class NameServers:
     ) -> Command:
         """Send a request to the name server that answered last, or to another one if it does not answer.
 
-        patience: seconds to retry; default: `ClusterAddress.patience`. answers: accepted codes beside SUCCESS. Raises
-        `Unreachable`, `RequestRefused`.
+        patience: seconds to retry. answers: accepted codes beside SUCCESS. Raises `Unreachable`, `RequestRefused`.
         """
         servers = self._address.name_servers
         fields = self._address.signed({} if header is None else header.texts())
@@ -82,7 +79,6 @@ class NameServers:
         return self._ask_each(others, code, header)
 
     def ask_all(self, code: RequestCode, header: Header | None = None) -> list[Command]:
-        """Return the successful answers of all name servers."""
         return self._ask_each(range(len(self._address.name_servers)), code, header)
 
     def _ask_each(self, numbers: Iterable[int], code: RequestCode, header: Header | None) -> list[Command]:

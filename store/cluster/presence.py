@@ -34,10 +34,7 @@ class Presence:
     """
 
     def __init__(self, brokers: Brokers, group: str, entry: MemberEntry, what: str) -> None:
-        """Send the first heartbeat. what: the member's name in errors.
-
-        Raises `UnknownTopic` if no master has its topics, `Unreachable`, `RequestRefused`.
-        """
+        """Send the first heartbeat. Raises `UnknownTopic` if no master has the topics."""
         self._brokers = brokers
         self._group = group
         self._id = entry.id
@@ -53,20 +50,16 @@ class Presence:
         self.look()
 
     def masters(self) -> dict[str, Broker]:
-        """Return the masters of all subscribed topics, by name. Raises `Unreachable`."""
         routes = [route for topic in self._topics if (route := self._brokers.routes.route(topic)) is not None]
         found = {broker.name: broker for route in routes for broker in (*route.read.values(), *route.write.values())}
         return {name: broker for name, broker in sorted(found.items()) if broker.writable}
 
     def beat_if_due(self) -> None:
-        """Send a heartbeat if it is time. Send a heartbeat if the last one is 15 s old. Raises `Unreachable`,
-        `RequestRefused`.
-        """
         if time.monotonic() >= self._beaten_at + _BEAT_SECONDS:
             self._beat()
 
     def look(self) -> None:
-        """Update `members`. If no broker answers, leave them unchanged."""
+        """Update `members`, unless no broker answers."""
         self.listed_at = time.monotonic()
         try:
             found = self._listed()
@@ -87,7 +80,7 @@ class Presence:
             )
 
     def _beat(self) -> None:
-        """Send a heartbeat. Raises an error if a broker refuses it, or if none answers."""
+        """Raise an error if a broker refuses the heartbeat, or if none answers."""
         failed = list(self._send_all(RequestCode.HEART_BEAT, None, self._heart_beat))
         refused = [error for error in failed if not isinstance(error, Unreachable)]
         if refused or (failed and len(failed) == len(self.masters())):
@@ -95,7 +88,6 @@ class Presence:
         self._beaten_at = time.monotonic()
 
     def _send_all(self, code: RequestCode, header: Header | None, body: bytes = b"") -> Iterator[RemotingError]:
-        """Send a request to all masters. Yield the errors of those that did not accept it."""
         masters = self.masters().values()
         sent = [(broker, self._brokers.send(broker, code, header, body, ANSWER_SECONDS)) for broker in masters]
         for broker, answer in sent:
@@ -105,7 +97,7 @@ class Presence:
                 yield error
 
     def _listed(self) -> list[str] | None:
-        """Return the members that the first answering broker lists. Return None if no broker answers."""
+        """Return None if no broker answers."""
         for broker in self.masters().values():
             code = RequestCode.GET_CONSUMER_LIST_BY_GROUP
             answer = self._brokers.send(broker, code, ConsumerGroup(self._group), timeout=ANSWER_SECONDS)
@@ -120,9 +112,7 @@ class Presence:
 
 
 def answered_or_unreachable(answer: Future[Command], broker: Broker, code: RequestCode) -> Command:
-    """Return an answer as `answered`. Return a broker's answer as `answered` does, but raise `Unreachable` for a
-    temporary refusal, too.
-    """
+    """As `answered`, but raise `Unreachable` for a temporary refusal, too."""
     try:
         return answered(answer, broker, code)
     except RequestRefused as error:
@@ -145,10 +135,7 @@ def _heart_beat(group: str, entry: MemberEntry) -> bytes:
 
 
 def _subscription(topic: str, read: Subscription, version: int) -> SubscriptionData:
-    """Return the subscription for a heartbeat.
-
-    For pulls without a filter, brokers use the filter of the group's last heartbeat, including the hashes of tags.
-    """
+    """For pulls without a filter, brokers use the filter of the group's last heartbeat, including the hashes of tags."""
     expression = read.expression.strip() or "*"
     tags = [] if read.expression_type != "TAG" or expression == "*" else map(str.strip, expression.split("||"))
     named = [tag for tag in tags if tag]

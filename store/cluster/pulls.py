@@ -63,7 +63,7 @@ class PulledRecords(NamedTuple):
 
 
 def pull_header(group: str, wanted: QueueRange, seconds: float = 0.0) -> PullMessage:
-    """Return the header of a pull. seconds: how long a broker may hold the pull if there is no message."""
+    """seconds: how long a broker may hold the pull if there is no message."""
     flags = SUBSCRIPTION | (SUSPEND if seconds > 0 else 0)
     begin, count = wanted.start, wanted.length
     queue_id, milliseconds = wanted.queue.queue_id, int(seconds * 1000)
@@ -139,7 +139,7 @@ class _Pulls:
                 yield records
 
     def _next_pulls(self) -> list[Command]:
-        """Return the next pulls to send. The missing parts of short answers come first."""
+        """The missing parts of short answers come first."""
         commands = []
         most = min(_MOST_UNDER_WAY, _BYTES_UNDER_WAY // self._largest)
         while (self._unasked and len(self._asked) + len(self._answered) < most) or self._is_stuck():
@@ -151,9 +151,7 @@ class _Pulls:
         return commands
 
     def _is_stuck(self) -> bool:
-        """Return whether no pull is under way although ranges are left, because all answers so far are for later
-        ranges.
-        """
+        """Return whether no pull is under way, because all answers so far are for later ranges."""
         return bool(self._unasked) and not self._asked
 
     def _command(self, wanted: QueueRange) -> Command:
@@ -199,7 +197,6 @@ class _Pulls:
                 self._width, self._full = min(2 * self._width, _MOST_WIDTH), 0
 
     def _missing(self, wanted: QueueRange, header: Pulled) -> OffsetLost | RequestRefused:
-        """Return the error for an empty answer in a range that has messages."""
         if header.min_offset > wanted.start and not self._is_slave:  # only the master knows whether they were deleted
             return OffsetLost(
                 f"{self._who}: {wanted.queue}, offsets {wanted.start} to {header.min_offset} were deleted. The "
@@ -243,7 +240,6 @@ def decoded(pieces: Iterable[PulledRecords], wanted: QueueRange, spec: ReadSpec)
 
 
 def _gathered(pieces: Iterable[PulledRecords], max_rows: int, max_bytes: int) -> Iterator[PulledRecords]:
-    """Concatenate pieces to the size of a batch."""
     waiting: list[PulledRecords] = []
     size = 0
     for piece in pieces:

@@ -43,15 +43,16 @@ T = TypeVar("T")
 
 
 class Broker(NamedTuple):
-    """A master and its slaves. addresses: pairs of broker id and "host:port", in the order to try them. The master has
-    id 0.
+    """A master and its slaves.
+
+    addresses: pairs of broker id and "host:port", in the order to try them. The master has id 0.
     """
 
     name: str
     addresses: tuple[tuple[int, str], ...]
 
     def next(self, attempt: int) -> Broker:
-        """Return the broker with the address for this attempt (from 0) moved to the front.
+        """Move the address for this attempt (from 0) to the front.
 
         Each address has two attempts, because connections are lost more often than brokers, and slaves may be behind.
         """
@@ -60,7 +61,6 @@ class Broker(NamedTuple):
 
     @property
     def readable(self) -> str:
-        """Return the address to read from, "" if none is known."""
         return self.addresses[0][1] if self.addresses else ""
 
     @property
@@ -69,15 +69,12 @@ class Broker(NamedTuple):
 
     @property
     def writable(self) -> list[str]:
-        """Return the master's address, in a list that is empty if it is not known."""
         return [address for number, address in self.addresses if number == _MASTER]
 
 
 @dataclass(frozen=True)
 class Route:
-    """The queues of a topic and their brokers. The brokers of a topic's readable and writable queues. made:
-    `time.monotonic()` of the request.
-    """
+    """The brokers of a topic's readable and writable queues. made: `time.monotonic()` of the request."""
 
     read: dict[Queue, Broker] = field(default_factory=dict)
     write: dict[Queue, Broker] = field(default_factory=dict)
@@ -89,13 +86,10 @@ class Route:
 
     @cached_property
     def has_masters(self) -> bool:
-        """Return whether all brokers have a master. Otherwise a master is missing, or a name server does not know it
-        yet.
-        """
+        """False if a master is missing, or if a name server does not know it yet."""
         return all(broker.writable for broker in (*self.read.values(), *self.write.values()))
 
     def with_master(self) -> list[Queue]:
-        """Return the writable queues whose broker has a master now."""
         return [queue for queue, broker in self.write.items() if broker.writable]
 
 
@@ -136,8 +130,6 @@ class _LockedQueues(msgspec.Struct):
 
 
 class _TopicOffset(msgspec.Struct, rename="camel"):
-    """The bounds of a queue, in the answer to GET_TOPIC_STATS_INFO."""
-
     min_offset: int
     max_offset: int
 
@@ -147,9 +139,7 @@ class _MemberIds(msgspec.Struct, rename="camel"):
 
 
 def parse_json(data: bytes, kind: type[T], what: str = "an answer") -> T:
-    """Parse the body of an answer. Decode JSON as RocketMQ's fastjson writes it. what: the kind of answer, for
-    errors.
-    """
+    """Decode JSON as RocketMQ's fastjson writes it. what: the kind of answer, for errors."""
     try:
         return decode_fastjson(data, kind)
     except ValueError as error:
@@ -186,7 +176,7 @@ def _listed(answers: Iterable[Command]) -> dict[str, Broker]:
 
 
 def parse_offsets(data: bytes) -> Iterator[tuple[str, str, int, int]]:
-    """Parse the answer to GET_ALL_CONSUMER_OFFSET. Yield topic, group, queue id and offset."""
+    """GET_ALL_CONSUMER_OFFSET. Yield topic, group, queue id and offset."""
     for key, offsets in parse_json(data, _Offsets, "offsets of groups").offset_table.items():
         topic, _, group = key.partition(GROUP_SEPARATOR)
         for number, offset in offsets.items():
@@ -194,13 +184,13 @@ def parse_offsets(data: bytes) -> Iterator[tuple[str, str, int, int]]:
 
 
 def parse_reset(data: bytes) -> Positions:
-    """Parse RESET_CONSUMER_CLIENT_OFFSET. Its body is not JSON, because the keys are objects."""
+    """RESET_CONSUMER_CLIENT_OFFSET. Its body is not JSON, because the keys are objects."""
     found = ((parse_json(queue, MessageQueue, "a reset"), offset) for queue, offset in _QUEUE_AND_OFFSET.findall(data))
     return {Queue(each.topic, each.queue_id, broker=each.broker_name): int(offset) for each, offset in found}
 
 
 def parse_topic_stats(broker: str, data: bytes) -> dict[Queue, Bounds]:
-    """Parse the answer to GET_TOPIC_STATS_INFO. Its body is not JSON, because the keys are objects."""
+    """GET_TOPIC_STATS_INFO. Its body is not JSON, because the keys are objects."""
     found: dict[Queue, Bounds] = {}
     for key, value in _QUEUE_AND_VALUES.findall(data):
         queue, offsets = parse_json(key, MessageQueue, "statistics"), parse_json(value, _TopicOffset, "statistics")
@@ -231,9 +221,7 @@ def _route_of(topic: str, answers: Iterable[Command], made: float) -> Route | No
 
 
 def _together(brokers: Iterable[Broker]) -> dict[str, Broker]:
-    """Return each broker with the addresses from all name servers, because a name server that has just started knows
-    only some.
-    """
+    """Use the addresses from all name servers, because one that has just started knows only some."""
     addresses: dict[str, dict[int, str]] = {}
     for broker in brokers:
         addresses.setdefault(broker.name, {}).update(broker.addresses)
@@ -249,9 +237,6 @@ _REPLY_TOPIC = "_REPLY_TOPIC"
 
 class RouteTable:
     """The routes of topics in one process. Thread-safe.
-
-    A request that a name server does not answer, or refuses temporarily, goes to the next one, for
-    `ClusterAddress.patience` seconds.
 
     A broker that no name server lists is missing: its queues are not deleted, and it is asked at its last address. A
     queue is deleted if its broker is listed and the topic's route lacks the queue.
@@ -272,10 +257,9 @@ class RouteTable:
         self._unanswered_at = -math.inf
 
     def topics(self, oldest: float) -> list[str]:
-        """Return all topics except a cluster's own, as listed at most a second ago. If no name server answers, return
-        an older list.
+        """Return all topics except a cluster's own, at most `oldest` seconds old.
 
-        oldest: their highest age in seconds. With 0.0, the name servers are asked, and have to answer.
+        If no name server answers, return an older list, unless `oldest` is 0.0.
         """
         made, names = self._names
         if time.monotonic() - made < min(oldest, _NAMES_SECONDS):
@@ -296,7 +280,7 @@ class RouteTable:
         return names
 
     def _list(self, code: RequestCode, patience: float, known: Collection[str]) -> list[str]:
-        """Ask one name server for a list. If it lacks a `known` topic, or if none is known, ask the others, too."""
+        """Ask the other name servers, too, if the first lacks a `known` topic, or if none is known."""
         names = {*parse_topics(bytes(self._servers.ask(code, None, patience).body))}
         if not known or not names.issuperset(known):
             names.update(*(parse_topics(bytes(answer.body)) for answer in self._servers.ask_others(code)))
@@ -305,10 +289,10 @@ class RouteTable:
     def route(
         self, topic: str, *, oldest: float = ROUTE_SECONDS, expected: AbstractSet[str] = frozenset()
     ) -> Route | None:
-        """Return a topic's route, at most `oldest` seconds old. Return None if the topic does not exist.
+        """Return a topic's route, at most `oldest` seconds old, None if the topic does not exist.
 
-        If no name server answers, return the last route, unless `oldest` is 0.0. expected: names of brokers; if the
-        route lacks one, all name servers are asked.
+        If no name server answers, return the last route, unless `oldest` is 0.0. expected: brokers; if the route lacks
+        one, all name servers are asked.
         """
         with self._lock:
             known = self._routes.get(topic)
@@ -333,7 +317,6 @@ class RouteTable:
         return found
 
     def routes(self, topics: Collection[str], oldest: float) -> dict[str, Route]:
-        """Return the routes of the topics that exist. Requests run concurrently."""
         now = time.monotonic()
         with self._lock:
             known = {topic: route for topic in topics if (route := self._routes.get(topic)) is not None}
@@ -364,21 +347,19 @@ class RouteTable:
         return found
 
     def _with_master(self, broker: Broker) -> Broker:
-        """Return a broker. If its route has no master, take its addresses from the list of brokers.
-
-        The list is at most a second old, and one request gets it for all topics.
+        """Take the addresses of a broker without a master from the list of brokers, which one request gets for all
+        topics.
         """
         return broker if broker.writable else self._listing()[1].get(broker.name, broker)
 
     def _is_missing(self, broker: str, listed: Mapping[str, Broker]) -> bool:
-        """Return whether a broker is missing and may return. listed: the brokers that name servers know."""
         return broker not in listed and (broker in self._address.brokers if self._address.brokers else broker != "")
 
     def configured(self, topic: str) -> dict[Queue, Broker]:
         """Return the writable queues of a topic, including queues of missing brokers.
 
-        Queues of missing brokers are known from earlier routes or from the topic's order configuration. Otherwise a
-        missing broker of `ClusterAddress.brokers` is assumed to have as many queues as the broker with the most.
+        Those are known from earlier routes or from the topic's order configuration. Otherwise a missing broker of
+        `ClusterAddress.brokers` is assumed to have as many queues as the broker with the most.
         """
         route = self.route(topic)
         there = {} if route is None else route.write
@@ -397,7 +378,7 @@ class RouteTable:
         return dict(sorted({**found, **there}.items()))
 
     def _ordered(self, topic: str) -> dict[str, int]:
-        """Return a topic's order configuration ("broker-a:8;broker-b:8"), which RocketMQ has for ordered topics."""
+        """Parse RocketMQ's configuration of an ordered topic: "broker-a:8;broker-b:8"."""
         made, counts = self._order.get(topic, (-math.inf, {}))
         if time.monotonic() - made >= ROUTE_SECONDS:
             key, none = KvKey("ORDER_TOPIC_CONFIG", topic), (ResponseCode.QUERY_NOT_FOUND, _NOT_SUPPORTED)
@@ -430,9 +411,7 @@ class RouteTable:
         return self._listed
 
     def _ask_route(self, topic: str, expected: AbstractSet[str], patience: float, *, is_first: bool) -> Route | None:
-        """Ask one name server for a route. If it may have restarted and not know each broker yet, ask the
-        others, too.
-        """
+        """Ask the other name servers, too, if the first may have restarted and not know each broker yet."""
         code, header, made = (
             RequestCode.GET_ROUTEINFO_BY_TOPIC,
             GetRoute(topic, accept_standard_json_only=True),

@@ -109,7 +109,6 @@ class DirectoryGroup:
                 offsets.delete(self.name, with_offsets=with_offsets)
 
     def must_exist(self) -> None:
-        """Raise `UnknownGroup`, which suggests similar names, if the group does not exist."""
         known = self._files.offsets.names()
         if self.name not in known:
             near = difflib.get_close_matches(self.name, known)
@@ -122,7 +121,7 @@ class DirectoryGroup:
             )
 
     def reset(self, positions: Positions, *, by_its_server: bool = False) -> None:
-        """Reset the group, see `Group.reset`. Raises `GroupConflict` while clients of a server are members.
+        """Raises `GroupConflict` while clients of a server are members. See `Group.reset`.
 
         by_its_server: the caller is that server, and notifies its clients itself.
         """

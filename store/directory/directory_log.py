@@ -60,15 +60,12 @@ class DirectoryAddress:
         return self.path
 
     def open(self) -> DirectoryLog:
-        """Open the store for reading. Raises as `MessageStore.open` with read_only=True."""
         return DirectoryLog(MessageStore.open(self.path, create=False, read_only=True))
 
     def open_writer(self) -> DirectoryWriter:
-        """Open the store for writing. Raises as `MessageStore.open` with create=False."""
         return DirectoryWriter(MessageStore.open(self.path, create=False))
 
     def group(self, name: str) -> DirectoryGroup:
-        """Raises as `DirectoryGroup`."""
         return DirectoryGroup(self.path, name)
 
 
@@ -104,7 +101,6 @@ class DirectoryLog:
         return {queue: offset for queue, offset in offsets.items() if offset is not None}
 
     def groups(self) -> Mapping[str, Positions]:
-        """Return the committed offsets of all groups, including groups without any."""
         return ConsumerOffsets(Path(self._store.path)).all_positions()
 
     def commit(self, group: str, positions: Positions) -> None:
@@ -145,8 +141,7 @@ class DirectoryLog:
     def few(self, wanted: QueueRange) -> list[StoredMessage] | None:
         """Return all messages of a short published range, in a tenth of the time of `scan`.
 
-        Return None if the messages are too large, or if one is unreadable. Then `scan` returns the messages or raises
-        the error.
+        Return None if the messages are too large or one is unreadable. Then `scan` returns them or raises the error.
         """
         try:
             found = self._store.get_message("", wanted.queue.topic, wanted.queue.queue_id, wanted.start, wanted.length)
@@ -178,10 +173,7 @@ class DirectoryLog:
         return self._store.bounds([queue]).get(queue)
 
     def _before(self, queue: Queue, position: int) -> Fingerprint | None:
-        """Return the fingerprint of the message before a position.
-
-        Return None if reading there raises an error: the queue is missing or shorter, or the message is damaged.
-        """
+        """Return the fingerprint of the message before a position, None if that message cannot be read."""
         while (bounds := self._bounds(queue)) is not None and position <= bounds.max_offset:
             try:
                 return self._store.fingerprint(queue.topic, queue.queue_id, position - 1)
@@ -205,7 +197,7 @@ class DirectoryLog:
 
 
 class DirectoryWriter(DirectoryLog):
-    """A store's directory as a `LogWriter`, which closes its store."""
+    """A store's directory as a `LogWriter`."""
 
     def create_topic(self, topic: str, queues: int) -> int:
         return self._store.create_topic(topic, queues)
@@ -288,8 +280,8 @@ class DirectoryHeld:
 class TieredDirectoryAddress(DirectoryAddress):
     """The store in directory `path` together with its archive.
 
-    url: of the archive; "" for the one in the store's settings. options: fsspec's storage options, as JSON; left out of
-    the repr, so that errors do not show secrets.
+    url: of the archive; "" for the one in the store's settings. options: fsspec's storage options, as JSON; not in the
+    repr, because they may have secrets.
     """
 
     url: str = ""
@@ -299,7 +291,7 @@ class TieredDirectoryAddress(DirectoryAddress):
         return self.path
 
     def open(self) -> TieredDirectoryLog:
-        """Open the store as `DirectoryAddress.open`. The archive is opened when it is first read."""
+        """The archive is opened when it is first read."""
         store = MessageStore.open(self.path, create=False, read_only=True)
         try:
             archive = StoreArchive.remembered(store.path, store.config, storage_options(self.options))
@@ -310,7 +302,7 @@ class TieredDirectoryAddress(DirectoryAddress):
 
 
 class TieredDirectoryLog(DirectoryLog):
-    """A store together with its archive as a `Log`, which closes the store."""
+    """A store together with its archive as a `Log`."""
 
     is_ordered = False  # each archived queue has its own log
 

@@ -28,9 +28,7 @@ _logger = logging.getLogger("store")
 
 
 class _GroupView(NamedTuple):
-    """What a member sees of its group; `wait` ends when it changes.
-
-    resets: the number of the group's resets. others: for each other member, the queues that it owns and those that it
+    """What a member sees of its group. others: for each other member, the queues that it owns and those that it
     requests.
     """
 
@@ -39,8 +37,6 @@ class _GroupView(NamedTuple):
 
 
 class DirectoryMember:
-    """A `Member` of a directory's group, until `leave`."""
-
     def __init__(self, files: GroupFiles, member_files: MemberFiles) -> None:
         """The caller must hold the groups' lock."""
         self.path = files.root
@@ -169,7 +165,6 @@ class DirectoryMember:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the groups' lock. Raises `StoreReplaced` if the directory was replaced."""
         self._member_files.must_be_open()
         with self._files.locked():
             self._member_files.must_be_in_place()
@@ -182,14 +177,11 @@ class DirectoryMember:
         self._offsets.persist(self._files.existing(own), self._store.flush)
 
     def _unseen(self) -> tuple[int, Positions]:
-        """Return the number of all resets, and the new offsets that this member has not seen."""
         entry = self._member_files.entry
         return self._files.resets.since(entry.resets, entry.instance)
 
     def _known(self, positions: Positions) -> Positions:
-        """Return the offsets without queues that have a reset that this member has not seen. Call it within
-        `_locked`.
-        """
+        """Leave out queues with a reset that this member has not seen. The caller must hold the groups' lock."""
         _, unseen = self._unseen()
         return {queue: offset for queue, offset in positions.items() if queue not in unseen}
 
@@ -199,7 +191,6 @@ class DirectoryMember:
         return _GroupView(resets, {entry.id: (set(entry.claims), set(entry.asks)) for entry in self._other_members()})
 
     def _other_members(self) -> list[MemberEntry]:
-        """Return the other members that share the queues. There are none if this member is broadcasting."""
         if self._member_files.entry.model is MessageModel.BROADCASTING:
             return []
         now = time.monotonic()
@@ -216,7 +207,7 @@ class _WriterOnDemand:
         self._files = files
         self._member_files = member_files
         self._store: MessageStore | None = None
-        self._threads = threading.RLock()  # held to open or close the store
+        self._threads = threading.RLock()
 
     def open(self) -> MessageStore:
         with self._threads:
@@ -228,8 +219,7 @@ class _WriterOnDemand:
     def open_soon(self) -> None:
         """Open the store in the background, because a recovery may take long.
 
-        Messages that were sent back are delayed, and only a process with an open writer delivers them. There may be no
-        other.
+        Messages that were sent back are delayed, and only a process with an open writer delivers them.
         """
         if self._store is None:
             threading.Thread(target=self._try_to_open, name="mq-open", daemon=True).start()
@@ -246,7 +236,7 @@ class _WriterOnDemand:
                 self._threads.release()
 
     def flush(self) -> None:
-        """Flush the messages that were sent back. Call it before offsets after them are persisted."""
+        """Flush the messages that were sent back, before offsets after them are persisted."""
         store = self._store
         if store is not None:
             store.flush()

@@ -1,6 +1,6 @@
 """`restore`: creates a store from an archive, with the same topics, queues, offsets and times.
 
-It writes the records as a commit log, one queue after the other. Opening the store recovers the queues from that log.
+It writes a commit log, one queue after the other, from which opening the store recovers the queues.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from store.read.scan import CheckedBlock
 from store.upkeep.store_directory import StoreDirectory
 
 _BYTES_AT_ONCE = 8 << 20
-_SHOWN = 3  # in an error
-UNFINISHED = ".restoring"  # suffix of the directory until the restore is complete
+_SHOWN = 3
+UNFINISHED = ".restoring"
 
-Progress = Callable[[int, int], None]  # called with the number of restored messages, and their total
+Progress = Callable[[int, int], None]  # number of restored messages, and their total
 
 
 def restore(
@@ -50,10 +50,9 @@ def restore(
 
     A killed process leaves a directory with the suffix ".restoring", which the next call replaces.
 
-    Raises `NotAStore` if the directory exists, or for a URL of another file system. Raises `StoreLocked` while another
-    process restores to the directory. Raises `UnsupportedStore` for a topic of delayed or half messages, and, without
-    `topics`, for light queues that would change. Raises `UnknownTopic`, `StoreFull`, `StoreUnavailable`, and the errors
-    of reading an archive: `OffsetLost` if some of it is deleted concurrently.
+    Raises `NotAStore` if the directory exists, and `StoreLocked` while another process restores to it. Raises
+    `UnsupportedStore` for a topic of delayed or half messages, and, without `topics`, for light queues that would
+    change. Raises `UnknownTopic`, `StoreFull`, `StoreUnavailable`, and the errors of reading an archive.
     """
     path = StoreDirectory.at(path).root
     unfinished = path.parent / (path.name + UNFINISHED)
@@ -76,10 +75,7 @@ def restore(
 
 
 def _chosen(archive: ArchiveAddress, log: ArchiveLog, topics: Sequence[str]) -> dict[str, tuple[Queue, ...]]:
-    """Return the topics to restore, without light queues, whose messages are in other queues.
-
-    Raises `UnknownTopic`, `UnsupportedStore`.
-    """
+    """Return the topics to restore, without light queues, whose messages are in other queues."""
     archived = log.topics()
     if missing := [topic for topic in topics if topic not in archived]:
         raise UnknownTopic(
@@ -102,10 +98,8 @@ def _chosen(archive: ArchiveAddress, log: ArchiveLog, topics: Sequence[str]) -> 
 
 
 def _must_have_light_queues(store: MessageStore, log: ArchiveLog, archive: ArchiveAddress) -> None:
-    """Raise `UnsupportedStore` if the store's light queues differ from the archived ones.
-
-    Opening the store rebuilds light queues from the log, in which one queue follows the other. So the order changes in
-    a light queue that has messages of several queues.
+    """Opening the store rebuilds light queues from a log that has one queue after the other. So the order changes in a
+    light queue with messages of several queues.
     """
     there = log.topics()
     was = log.bounds([queue for topic, queues in there.items() if topic.startswith(LIGHT_PREFIX) for queue in queues])
@@ -127,7 +121,7 @@ def _must_be_free(path: Path) -> None:
 
 @contextmanager
 def _alone(unfinished: Path) -> Iterator[None]:
-    """Lock an empty directory against other restores. Raises `StoreLocked`."""
+    """Lock the directory against other restores, and empty it."""
     make_root(unfinished)
     with closing(Descriptor(unfinished, lambda path: os.open(path, os.O_RDONLY | os.O_DIRECTORY))) as folder:
         try:
@@ -162,7 +156,6 @@ def _ranges(log: ArchiveLog, queues: Sequence[Queue], begin: int | None, end: in
 
 
 def _write(log: ArchiveLog, root: Path, ranges: Sequence[QueueRange], config: StoreConfig, progress: Progress) -> int:
-    """Write the commit log. Return the number of messages."""
     total, done = sum(wanted.length for wanted in ranges), 0
     # A queue may begin after offset 0 only if the first segment is missing, so start at the second one.
     is_shortened = any(wanted.start for wanted in ranges)
@@ -180,7 +173,6 @@ def _write(log: ArchiveLog, root: Path, ranges: Sequence[QueueRange], config: St
 
 
 def _append(written: CommitLog, at: int, checked: CheckedBlock) -> int:
-    """Append a block of records to the log. Return the offset after the last record."""
     placement, ends = written.place(at, checked.entries.sizes), np.cumsum(checked.entries.sizes)
 
     def encoded(first: int, last: int) -> memoryview:
