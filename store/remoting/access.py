@@ -1,18 +1,7 @@
 """`Access`: the accounts of a `plain_acl.yml`, RocketMQ's ACL 1.0.
 
-    globalWhiteRemoteAddresses: [10.10.103.*]
-    accounts:
-      - accessKey: reader
-        secretKey: 12345678
-        whiteRemoteAddress:
-        admin: false
-        defaultTopicPerm: DENY
-        defaultGroupPerm: SUB
-        topicPerms: [orders=PUB|SUB]
-        groupPerms: [readers=SUB]
-
 A request is signed with its account's secret: HMAC-SHA1 of its fields' values, in the order of their names, and its
-body (AclClientRPCHook). `rights` has the permissions that each request needs.
+body (AclClientRPCHook).
 """
 
 from __future__ import annotations
@@ -41,10 +30,7 @@ _PERMS |= dict.fromkeys(("PUB|SUB", "SUB|PUB", "ANY"), Perm.EITHER)
 
 @dataclass(frozen=True)
 class Account:
-    """An account with its permissions.
-
-    white: patterns of addresses that need no signature. topics, groups: permissions that differ from the defaults.
-    """
+    """white: patterns of addresses that need no signature. topics, groups: permissions that differ from the defaults."""
 
     secret_key: bytes
     is_admin: bool
@@ -55,9 +41,7 @@ class Account:
     groups: Mapping[str, Perm]
 
     def may(self, need: Need) -> bool:
-        """Return whether the account has a permission. For the broker's own topics, the defaults apply only to an
-        admin.
-        """
+        """For the broker's own topics, the defaults apply only to an admin."""
         named, default = (self.groups, self.default_group) if need.is_group else (self.topics, self.default_topic)
         perm = named.get(need.name)
         if perm is None:
@@ -66,8 +50,6 @@ class Account:
 
 
 class Access:
-    """The accounts of a server, and the addresses that need none."""
-
     def __init__(self, white: tuple[str, ...], accounts: Mapping[str, Account]) -> None:
         self._white = white
         self._accounts = accounts
@@ -110,13 +92,12 @@ class Access:
             self.must_have(request, need)
 
     def has(self, request: Request, need: Need) -> bool:
-        """Return whether the sender of a request has a permission. The request must have been checked."""
+        """The request must have been checked."""
         if _matches(self._white, request.connection.host):
             return True
         return self._accounts[request.command.fields[_ACCESS_KEY]].may(need)
 
     def must_have(self, request: Request, need: Need) -> None:
-        """Raise `RequestRefused` if the sender of a checked request lacks a permission."""
         if not self.has(request, need):
             raise _refused(f"{request.command.fields[_ACCESS_KEY]!r:.60} has no permission {need}")
 
@@ -159,7 +140,7 @@ def _account(content: Mapping[str, Any]) -> Account:
 
 
 def _text(content: Mapping[str, Any], name: str) -> str:
-    """Return a text of the file. YAML reads digits as a number, so a number is accepted, too."""
+    """YAML reads digits as a number, so a number is accepted, too."""
     value = content[name]
     if isinstance(value, bool) or not isinstance(value, str | int) or not str(value):
         raise ValueError(f"{name}={value!r:.40} is no text")

@@ -23,8 +23,6 @@ Fields = Mapping[str, npt.ArrayLike]
 
 
 class _Waiting(NamedTuple):
-    """Messages that wait for an append, with the future of their places."""
-
     messages: Sequence[Message]
     fields: Fields
     new_queues: int
@@ -32,9 +30,7 @@ class _Waiting(NamedTuple):
 
 
 class Appending:
-    """Runs appends in a thread, one after the other. Messages that arrive during an append share the next one. If a
-    message is refused, the other messages of its append are appended.
-    """
+    """Runs appends in a thread, one after the other. If a message is refused, the others of its append are appended."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
@@ -45,10 +41,8 @@ class Appending:
     def append(self, messages: Sequence[Message], fields: Fields, new_queues: int) -> Future[AppendResult]:
         """Append messages of one topic next to each other. Return their places after readers see them.
 
-        fields: fields of their record headers, with the same names in every call, see `Append.add_messages`.
-        new_queues: with how many queues to create a missing topic; 0: do not create it.
-
-        The future raises as `MessageStore.put`.
+        fields: of their record headers, with the same names in every call, see `Append.add_messages`. new_queues: with
+        how many queues to create a missing topic; 0: do not create it.
         """
         appended: Future[AppendResult] = Future()
         with self._lock:
@@ -74,7 +68,7 @@ class Appending:
                 return
 
     def _append_all(self, waiting: list[_Waiting]) -> list[_Waiting]:
-        """Append the messages, and set the futures. Return those messages that must wait for the next append."""
+        """Return the messages that must wait for the next append."""
         together: Future[AppendResult] = Future()
         later: list[_Waiting] = []
         settle(together, lambda: self._append(waiting, later))
@@ -87,7 +81,6 @@ class Appending:
         return later
 
     def _append(self, waiting: list[_Waiting], later: list[_Waiting]) -> AppendResult:
-        """Append all messages except refused ones, whose futures get the error, and those that it adds to `later`."""
         append = self._store.begin()
         try:
             append.add_messages(*_all_of(waiting))  # one call, which is faster
@@ -100,8 +93,7 @@ class Appending:
             return self._each(waiting, later).publish()
 
     def _each(self, waiting: list[_Waiting], later: list[_Waiting]) -> Append:
-        """Add the messages one by one. Create the first missing topic, and add messages to other missing topics to
-        `later`.
+        """Create the first missing topic, and add messages to other missing topics to `later`.
 
         Each new topic rewrites the file of all topics, so creating many in one append would delay the other senders.
         """

@@ -29,15 +29,13 @@ Name = Annotated[str, Meta(min_length=1, max_length=1024)]
 
 
 class MessageQueue(Struct, rename="camel"):
-    """A queue, in RocketMQ's JSON."""
-
     broker_name: str
     queue_id: Int
     topic: str
 
 
 class SubscriptionData(Struct, rename="camel"):
-    """A client's subscription to a topic. Of several, the one with the highest sub_version counts."""
+    """A subscription to a topic. Of several, the one with the highest sub_version counts."""
 
     topic: Name
     sub_string: str | None = None
@@ -53,8 +51,6 @@ class SubscriptionData(Struct, rename="camel"):
 
 
 class ConsumerData(Struct, rename="camel"):
-    """A client in a group that it consumes for."""
-
     group_name: Name
     consume_type: Any = None
     message_model: str | None = None
@@ -70,7 +66,7 @@ class ProducerData(Struct, rename="camel"):
 
 
 class Heartbeat(Struct):
-    """The body of HEART_BEAT: the groups for which a client produces and consumes."""
+    """The body of HEART_BEAT."""
 
     client_id: Name = field(name="clientID")
     producers: list[ProducerData] | None = field(default=None, name="producerDataSet")
@@ -78,12 +74,11 @@ class Heartbeat(Struct):
 
     @staticmethod
     def of(body: Bytes) -> Heartbeat:
-        """Parse a body. Raises `BadFrame`."""
         return _parsed(body, Heartbeat, MAX_BEAT_BYTES)
 
 
 class LockRequest(Struct):
-    """The queues that a client of a group locks or unlocks."""
+    """The body of LOCK_BATCH_MQ and UNLOCK_BATCH_MQ."""
 
     group: Name = field(name="consumerGroup")
     client_id: Name = field(name="clientId")
@@ -95,12 +90,11 @@ class LockRequest(Struct):
 
     @staticmethod
     def of(body: Bytes) -> LockRequest:
-        """Parse a body. Raises `BadFrame`."""
         return _parsed(body, LockRequest, MAX_LOCKS_BYTES)
 
 
 def _parsed(body: Bytes, kind: type[T], most: int) -> T:
-    """Parse JSON of at most `most` bytes. A number may be written as a text, because some clients do so."""
+    """Some clients write numbers as texts, so these are accepted, too."""
     if len(body) > most:
         raise BadFrame(
             f"{kind.__name__}: the request has {len(body):,} bytes, this server accepts {most:,}. Use fewer topics"
@@ -124,7 +118,7 @@ class Batched(NamedTuple):
 
 
 def decode_batch(data: bytes, most: int) -> list[Batched]:
-    """Return the messages of a batch. Raises `BadFrame`, and `MessageRefused` for more than `most` messages."""
+    """Raises `BadFrame`, and `MessageRefused` for more than `most` messages."""
     found: list[Batched] = []
     at = 0
     while at < len(data):

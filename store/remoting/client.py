@@ -24,7 +24,7 @@ _OPAQUES = 1 << 31
 
 
 class Client(Opened):
-    """Sends requests to any address, from any thread. A context manager. Its connections share one thread.
+    """Sends requests to any address. Thread-safe. A context manager.
 
     A client connects at the first request. If a connection is lost, its unanswered requests fail, and the next request
     reconnects. A connection is closed as broken if nothing arrives on it while an answer is due.
@@ -49,9 +49,9 @@ class Client(Opened):
     def request(
         self, address: str, code: int, fields: Mapping[str, str] | None = None, body: Bytes = b"", **how: float
     ) -> Command:
-        """Return an answer with code SUCCESS.
+        """Return an answer with code SUCCESS. address: "host:port".
 
-        address: "host:port". timeout: seconds. Raises `Unreachable`, and `RequestRefused` for another code.
+        Raises `Unreachable`, and `RequestRefused` for another code.
         """
         answer = self.ask(address, code, fields, body, **how).result()
         if answer.code != ResponseCode.SUCCESS:
@@ -66,20 +66,20 @@ class Client(Opened):
         body: Bytes = b"",
         timeout: float | None = None,
     ) -> Future[Command]:
-        """Begin a request. The future returns the answer, whatever its code, or raises `Unreachable`."""
+        """The future returns the answer, whatever its code, or raises `Unreachable`."""
         self.must_be_open()
         command = Command(code, fields or {}, body)
         encode_head(command, len(body))  # raises if it is too large
         return self._thread.submit(self._ask(address, command, self._timeout if timeout is None else timeout))
 
     def tell(self, address: str, code: int, fields: Mapping[str, str] | None = None, body: Bytes = b"") -> None:
-        """Send a oneway request, which has no answer. Raises `Unreachable` if there is no connection."""
+        """Send a oneway request. Raises `Unreachable`."""
         self.must_be_open()
         command = Command(code, fields or {}, body, flag=CommandFlag.ONEWAY)
         self._thread.submit(self._tell(address, command)).result()
 
     def close(self) -> None:
-        """Close all connections. Running requests fail."""
+        """Running requests fail."""
         if not self._is_over:
             self._is_over = True
             self._thread.submit(self._close()).result()
@@ -133,8 +133,6 @@ def _retrieve(task: asyncio.Task[Command]) -> None:
 
 
 class _Peer:
-    """The connection to one address, with the requests that wait for an answer."""
-
     def __init__(self, address: str, tls: ssl.SSLContext | None, on_request: Callable[[Command], None]) -> None:
         self._address = address
         self._on_request = on_request
@@ -157,7 +155,6 @@ class _Peer:
             self._waiting.pop(command.opaque, None)
 
     async def connected(self) -> Connection:
-        """Return the connection, or connect if there is none. Raises `Unreachable`."""
         async with self._connecting:
             if self._connection is None or self._connection.is_over:
                 host, port = host_and_port(self._address)
@@ -181,10 +178,6 @@ class _Peer:
             self._connection.close()
 
     def _received(self, connection: Connection, command: Command) -> None:
-        """Pass an answer to the request that waits for it, and a broker's request to `on_request`.
-
-        Answers that come too late are dropped. A broker's requests are not answered.
-        """
         self._has_answered = True
         if not command.is_response:
             self._on_request(command)
@@ -224,14 +217,13 @@ class Pipe:
             raise not_connected(address, error, "is a broker running there?", tls=tls is not None) from error
 
     def send(self, commands: Iterable[Command]) -> None:
-        """Send requests. Raises `Unreachable`."""
         try:
             self._socket.sendall(b"".join(map(encode, commands)))
         except OSError as error:
             raise self._unreachable(error, "the connection was lost") from error
 
     def receive(self) -> list[Command]:
-        """Return one or more answers. Raises `Unreachable`, `BadFrame`."""
+        """Return one or more answers."""
         while True:
             try:
                 data = self._socket.recv(_RECEIVE_BYTES)

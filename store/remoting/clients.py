@@ -24,7 +24,7 @@ MAX_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class ConsumerClient:
-    """A client that consumes for a group. size: about how many bytes of memory it takes."""
+    """size: approximate bytes of memory."""
 
     connection: Connection
     data: ConsumerData
@@ -39,13 +39,11 @@ class ConsumerClient:
 
     @property
     def reads(self) -> tuple[bool, Set[str]]:
-        """The topics that the client reads, and how. If they change, the group's other consumers are notified."""
+        """If this changes, the group's other consumers are notified."""
         return self.is_broadcasting, self.topics.keys()
 
 
 class ProducerClient(NamedTuple):
-    """A client that produces for a group. size: about how many bytes of memory it takes."""
-
     connection: Connection
     language: int
     version: int
@@ -54,8 +52,6 @@ class ProducerClient(NamedTuple):
 
 @dataclass(frozen=True)
 class ClientHeartbeat:
-    """A heartbeat: a client, with the groups in which it consumes and produces."""
-
     client_id: str
     connection: Connection
     consumers: Mapping[str, ConsumerClient]
@@ -63,7 +59,6 @@ class ClientHeartbeat:
 
     @staticmethod
     def of(command: Command, connection: Connection) -> ClientHeartbeat:
-        """Parse the request HEART_BEAT. Raises `BadFrame`."""
         said = Heartbeat.of(command.body)
         id, by = said.client_id, (command.language, command.version)
         consumers = {
@@ -84,7 +79,7 @@ _Table = dict[str, dict[str, Kind]]  # by group, then by client id
 
 
 class Clients:
-    """The clients of a server. Thread-safe. Memory is limited for each connection and in total."""
+    """Thread-safe. Memory is limited for each connection and in total."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -93,28 +88,24 @@ class Clients:
         self._bytes: Counter[Connection] = Counter()
 
     def consumers(self, group: str) -> Mapping[str, ConsumerClient]:
-        """Return the consumers of a group by client id, sorted."""
         with self._lock:
             return dict(sorted(self._consumers.get(group, {}).items()))
 
     def producers(self, group: str) -> Mapping[str, ProducerClient]:
-        """Return the producers of a group by client id, sorted."""
         with self._lock:
             return dict(sorted(self._producers.get(group, {}).items()))
 
     def producer_groups(self) -> list[str]:
-        """Return the groups with a producer, sorted."""
         with self._lock:
             return sorted(self._producers)
 
     def groups_of(self, topic: str) -> set[str]:
-        """Return the groups with a consumer that reads a topic."""
         with self._lock:
             found = {group: list(consumers.values()) for group, consumers in self._consumers.items()}
         return {group for group, consumers in found.items() if any(topic in each.topics for each in consumers)}
 
     def subscription(self, group: str, topic: str, version: int) -> Subscription:
-        """Return a group's latest subscription to a topic. Raises `RequestRefused` if it is older than `version`."""
+        """Raises `RequestRefused` if the group's latest subscription is older than `version`."""
         found = [consumer.topics[topic] for consumer in self.consumers(group).values() if topic in consumer.topics]
         if not found:
             raise RequestRefused(
@@ -128,13 +119,11 @@ class Clients:
         return last.subscription
 
     def sharing(self, group: str) -> int:
-        """Return the number of consumers that are not broadcasting."""
         return sum(not each.is_broadcasting for each in self.consumers(group).values())
 
     # --- changes -------------------------------------------------------------------------------------------
 
     def check_room(self, beat: ClientHeartbeat) -> None:
-        """Raise `RequestRefused` if a connection's clients would take too much memory."""
         with self._lock:
             more = _growth(self._consumers, beat, beat.consumers) + _growth(self._producers, beat, beat.producers)
             if more > 0 and self._bytes[beat.connection] + more > MAX_CONNECTION_BYTES:
@@ -150,7 +139,7 @@ class Clients:
         self._put(self._producers, group, client_id, producer)
 
     def remove_consumer(self, group: str, client_id: str) -> bool:
-        """Remove a client from a group. Return whether it was a member."""
+        """Return whether the client was a member."""
         with self._lock:
             return self._remove(self._consumers, group, client_id)
 
@@ -159,7 +148,7 @@ class Clients:
             self._remove(self._producers, group, client_id)
 
     def remove_connection(self, connection: Connection) -> list[str]:
-        """Remove the clients of a connection. Return the groups that lost a consumer."""
+        """Return the groups that lost a consumer."""
         with self._lock:
             for group, id in _clients_on(connection, self._producers):
                 self._remove(self._producers, group, id)
@@ -198,7 +187,6 @@ def _clients_on(connection: Connection, table: _Table[Kind]) -> list[tuple[str, 
 
 
 def _growth(table: _Table[Kind], beat: ClientHeartbeat, said: Mapping[str, Kind]) -> int:
-    """Return by how many bytes a heartbeat increases the memory of the clients on its connection."""
     more = 0
     for group, client in said.items():
         known = table.get(group, {}).get(beat.client_id)

@@ -41,7 +41,6 @@ class Command:
     """A request or an answer.
 
     code: a `RequestCode`; in an answer, a `ResponseCode`.
-    fields: of the code's header.
     remark: an error message.
     opaque: a number that is the same in a request and its answer.
     flag: `CommandFlag`.
@@ -69,14 +68,12 @@ class Command:
 
 
 def encode(command: Command) -> bytes:
-    """Encode a command as a frame. Raises `BadFrame` if the frame is too large, or if its header has no space for the
-    code.
-    """
+    """Raises `BadFrame` if the frame is too large, or if its header has no space for the code."""
     return b"".join((encode_head(command, len(command.body)), command.body))
 
 
 def encode_head(command: Command, body_bytes: int) -> bytes:
-    """Return the part of a frame before a body of this length. Raises as `encode`."""
+    """Return the part of a frame before a body of this length."""
     header = _to_json(command) if command.serialization is Serialization.JSON else _to_binary(command)
     length = _HEADER_MARK.size + len(header) + body_bytes
     if len(header) > MAX_HEADER_BYTES or length > MAX_FRAME_BYTES - LENGTH.size:
@@ -156,7 +153,7 @@ def _of_json(header: bytes, body: bytes) -> Command:
 
 
 def parse_json(data: bytes, kind: type[T], *, strict: bool = True) -> T:
-    """Parse JSON of the protocol. strict: see `strict_json.decode`. Raises `BadFrame`."""
+    """Raises `BadFrame`. strict: see `strict_json.decode`."""
     try:
         return strict_json.decode(data, kind, strict=strict)
     except ValueError as error:
@@ -229,13 +226,12 @@ def _wrong(what: str) -> BadFrame:
 
 
 class Frames:
-    """Cuts the bytes of one connection into frames. The bytes of an unfinished frame are kept for the next call."""
+    """Cuts the bytes of one connection into frames, and keeps the bytes of an unfinished frame."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def __len__(self) -> int:
-        """Return the number of bytes kept."""
         return len(self._buffer)
 
     def add(self, data: Bytes) -> None:
@@ -263,6 +259,6 @@ class Frames:
         return frame
 
     def feed(self, data: Bytes) -> list[bytes]:
-        """Return the frames that `data` completes. Raises as `next`."""
+        """Return the frames that `data` completes."""
         self.add(data)
         return list(iter(self.next, None))

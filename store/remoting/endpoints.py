@@ -42,7 +42,7 @@ class Tls:
 
 
 def not_connected(address: str, error: OSError, hint: str, *, tls: bool) -> RemotingError:
-    """Return the error for a failed connection. hint: a possible cause if TLS is not used."""
+    """hint: a possible cause if TLS is not used."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return Untrusted(
             f"{address}: its certificate is not trusted: {error.verify_message}. If this is the right server, set "
@@ -62,7 +62,7 @@ _MAX_PORT = 65_535
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Return ("127.0.0.1", 9876) of "127.0.0.1:9876", ("::1", 9876) of "[::1]:9876". Raises `InvalidArgument`."""
+    """Parse "127.0.0.1:9876" or "[::1]:9876". Raises `InvalidArgument`."""
     found = _ADDRESS.fullmatch(address)
     if found is None or int(found["port"]) > _MAX_PORT:
         raise InvalidArgument(f"address {address!r}: must be host:port, such as 127.0.0.1:9876 or [::1]:9876")

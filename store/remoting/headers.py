@@ -1,11 +1,6 @@
 """The headers of all implemented codes: the fields of a command, checked and typed.
 
-    class GetRoute(Header, frozen=True):
-        topic: str                               # required
-        accept_standard_json_only: bool = False
-
-On the wire, the second field is named `acceptStandardJsonOnly`. Types are str, `Long` and bool; optional fields may be
-None. The docstring of a header names the requests that have it.
+Types are str, `Long` and bool; optional fields may be None. The docstring of a header names the requests that have it.
 """
 
 from __future__ import annotations
@@ -22,11 +17,9 @@ from store.model.errors import RequestRefused
 
 
 class Header(msgspec.Struct, frozen=True, rename="camel"):
-    """Base of all headers."""
-
     @classmethod
     def of(cls, texts: Mapping[str, str]) -> Self:
-        """Parse the fields of a command. Unknown fields are ignored. Raises `RequestRefused`."""
+        """Unknown fields are ignored. Raises `RequestRefused`."""
         try:
             return msgspec.convert(texts, cls, strict=False)
         except msgspec.ValidationError as error:
@@ -58,7 +51,7 @@ class GetRoute(Header, frozen=True):
 
 
 class SendMessage(Header, frozen=True):
-    """SEND_MESSAGE. properties, sys_flag, flag: as in a record. batch: whether the body has several messages."""
+    """SEND_MESSAGE. properties, sys_flag, flag: as in a record."""
 
     producer_group: str
     topic: str
@@ -76,7 +69,7 @@ class SendMessage(Header, frozen=True):
 
 
 class SendMessageV2(SendMessage, frozen=True):
-    """SEND_MESSAGE_V2, SEND_BATCH_MESSAGE: as SEND_MESSAGE, with names of one letter."""
+    """SEND_MESSAGE_V2, SEND_BATCH_MESSAGE."""
 
     producer_group: str = field(name="a")
     topic: str = field(name="b")
@@ -167,7 +160,7 @@ class PullMessage(Header, frozen=True):
 
 
 class Pulled(Header, frozen=True):
-    """The answer to a pull, with queue offsets."""
+    """The answer to a pull."""
 
     suggest_which_broker_id: Long
     next_begin_offset: Long

@@ -1,8 +1,8 @@
 """Heartbeats: clients join and leave groups, and a group's members are notified.
 
-The clients of a server share a group's queues only with each other, not with clients of other servers or consumers of
-this host. Such a consumer owns a queue until it releases it, and most RocketMQ clients never report a release. So a
-server locks each group that has clients (`ServerGroups`), and `DirectoryGroup.join` refuses a locked group.
+Clients of a server do not share a group's queues with clients of other servers or consumers of this host. Such a
+consumer owns a queue until it releases it, and most RocketMQ clients never report a release. So a server locks each
+group that has clients (`ServerGroups`), and `DirectoryGroup.join` refuses a locked group.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ _logger = logging.getLogger("store.remoting")
 
 
 class HeartBeats:
-    """Handles the requests by which clients join and leave groups."""
-
     def __init__(self, broker: ServedBroker, group_locks: GroupLocks) -> None:
         self._broker = broker
         self._store = broker.store
@@ -52,7 +50,7 @@ class HeartBeats:
         }
 
     def lost(self, connection: Connection) -> None:
-        """Remove the clients of a closed connection, and notify their groups. May block."""
+        """Notify the groups of a closed connection's clients. May block."""
         for group in self.clients.remove_connection(connection):
             self._notify(group)
 
@@ -83,7 +81,7 @@ class HeartBeats:
         return Response()
 
     def _join(self, group: str, client_id: str, consumer: ConsumerClient) -> bool:
-        """Add a client to a group, or update it. Return whether to notify the group's other members."""
+        """Return whether to notify the group's other members."""
         before = self.clients.consumers(group).get(client_id)
         _must_be_same(client_id, before, consumer)
         is_news = before is None or before.reads != consumer.reads
@@ -125,7 +123,6 @@ class HeartBeats:
         return of_json({"consumerIdList": ids})
 
     def _notify(self, group: str) -> None:
-        """Notify a group's consumers, so that they rebalance."""
         if not self.clients.sharing(group):
             self._offsets.persist()  # consumers of this host, which read the files, may join now
         with self._joining:
@@ -137,7 +134,7 @@ class HeartBeats:
 
 
 def _check_new_groups(new: int) -> None:
-    """Raise `RequestRefused` for too many new groups in one heartbeat, because each rewrites files of the store."""
+    """Each new group rewrites files of the store."""
     if new > _MAX_NEW_GROUPS:
         why = f"{_MAX_NEW_GROUPS} new groups are created for one heart-beat; the next one goes on"
         raise RequestRefused(ResponseCode.SYSTEM_BUSY, why)
@@ -146,10 +143,7 @@ def _check_new_groups(new: int) -> None:
 def _must_be_same(
     client_id: str, before: ConsumerClient | ProducerClient | None, now: ConsumerClient | ProducerClient
 ) -> None:
-    """Raise `RequestRefused` if another account is connected with this client id.
-
-    Two connections of the same account are allowed, because a client reconnects after a late answer.
-    """
+    """Two connections of the same account are allowed, because a client reconnects after a late answer."""
     if before is not None and before.connection.account != now.connection.account:
         _must_be_own_connection(now.connection, client_id, before)
 
@@ -166,7 +160,6 @@ class GroupLocks:
     """The groups that this server has locked for its clients. Thread-safe."""
 
     def __init__(self, store: MessageStore) -> None:
-        """Raises `StoreUnavailable`."""
         self._root = Path(store.path)
         self._locks = ServerGroups(self._root)
         self._turn = threading.Lock()
@@ -177,10 +170,10 @@ class GroupLocks:
         return group in self._groups
 
     def admit(self, group: str) -> None:
-        """Lock a group for a client that is about to join.
+        """Lock a group for a client that is about to join. Raises `GroupConflict`.
 
         The server locks the group first, then looks for consumers of this host. A consumer does the same in the same
-        order, so at least one of the two notices the other. Raises `GroupConflict`, `StoreClosed`, `StoreUnavailable`.
+        order, so at least one of the two notices the other.
         """
         with self._turn:
             if self._is_over:

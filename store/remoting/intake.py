@@ -1,4 +1,4 @@
-"""`Intake`: limits the memory and connections that clients can take, and closes connections over the limits."""
+"""Limits of the connections and memory that clients can take."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ class ServerLimits:
 
     connections: most connections, and at most half of the process's file descriptors, because the store needs the rest.
     Over this limit, a connection of the address with most connections is closed.
-    requests, body_bytes: most unanswered requests of one connection, and the bytes of their bodies. At this limit, the
-    connection is not read.
+    requests, body_bytes: of one connection's unanswered requests. At this limit, the connection is not read.
     memory_bytes: for all connections. Half is for unanswered requests, except held pulls; when it is used up, no
     connection is read. The other half is for unfinished frames; when it is used up, the connection with the largest
     frame is closed.
@@ -85,13 +84,11 @@ class Intake:
             self._resume_all()
 
     def prove(self, connection: Connection) -> None:
-        """Record that a connection sent a correctly signed request."""
         if self._wants_proof and (load := self._loads.get(connection)) is not None and not load.is_proven:
             load.is_proven = True
             connection.max_frame_bytes = MAX_FRAME_BYTES
 
     def fed(self, connection: Connection) -> None:
-        """Count the bytes of an unfinished frame."""
         load = self._loads.get(connection)
         if load is None:
             return
@@ -124,7 +121,7 @@ class Intake:
             self._release(request, load)
 
     def end(self, request: Request) -> bool:
-        """Stop counting a request. Return whether its client is still connected."""
+        """Return whether the request's client is still connected."""
         load = self._loads.get(request.connection)
         if load is None:
             return False
@@ -136,7 +133,6 @@ class Intake:
         return True
 
     def sweep(self) -> None:
-        """Close idle and stuck connections."""
         now = time.monotonic()
         for connection, load in list(self._loads.items()):
             stuck = now - (connection.stuck_since or now)
@@ -170,7 +166,7 @@ class Intake:
 
 @dataclass(slots=True)
 class _Load:
-    """The load of one connection. requests, body_bytes: unanswered. queued, buffered: bytes of memory."""
+    """requests, body_bytes: unanswered. queued, buffered: bytes of memory."""
 
     requests: int = 0
     body_bytes: int = 0

@@ -29,8 +29,7 @@ _ENABLED, _BROADCAST_ENABLED = "consumeEnable", "consumeBroadcastEnable"
 
 
 class Permissions:
-    """The groups that may not consume, or not by broadcasting, according to their settings (`consumeEnable`,
-    `consumeBroadcastEnable`).
+    """Refuses groups by their settings `consumeEnable` and `consumeBroadcastEnable`.
 
     Each pull calls `check`, so the file is read only after a change.
     """
@@ -43,7 +42,6 @@ class Permissions:
         self._restricted: Mapping[str, Mapping[str, Any]] = {}
 
     def check(self, group: str) -> None:
-        """Raise `RequestRefused` if a group may not consume, or not by broadcasting."""
         self._look()
         settings = self._restricted.get(group)
         if settings is None:
@@ -79,7 +77,7 @@ _MAX_HOLD_SECONDS = 120.0
 
 
 class Pulling:
-    """Answers pulls, and holds pulls without messages. Only for the loop's thread, except `_pull_in_worker`."""
+    """Only for the loop's thread, except `_pull_in_worker`."""
 
     def __init__(
         self, broker: ServedBroker, hold: PullRequestHoldService, thread: LoopThread, workers: WorkerPool
@@ -111,7 +109,7 @@ class Pulling:
             self._hold.cancel(held)
 
     def _pull(self, request: Request) -> Answer | None:
-        """Answer a pull, or return None if its filter is slow to parse or apply. Then a worker answers the pull."""
+        """Return None if the filter is slow to parse or apply. Then a worker answers the pull."""
         header = PullMessage.of(request.command.fields)
         accept = self._filters.quick(*self._subscription(header))
         if accept is None or not isinstance(accept, TagFilter):
@@ -147,9 +145,6 @@ class Pulling:
         return self._hold_until_arrival(connection, pull, seconds)
 
     def _subscription(self, header: PullMessage) -> tuple[str, str]:
-        """Return the filter expression and its type: those of the request, or else those of its group. Raises
-        `RequestRefused`.
-        """
         if header.sys_flag & _SUBSCRIPTION:
             return header.subscription or EVERYTHING, header.expression_type or "TAG"
         found = self._clients.subscription(header.consumer_group, header.topic, header.sub_version)
@@ -160,9 +155,7 @@ class Pulling:
         held_by = self._held.setdefault(connection, {})
 
         def answer(held: HeldRequest) -> None:
-            """Answer the pull with the messages of the store now. A pull is held only once, so the answer may
-            be empty.
-            """
+            """A pull is held only once, so the answer may be empty."""
             if (figure := held_by.pop(held, None)) is not None:
                 self._forget(figure)
             is_quick = isinstance(pull.message_filter, TagFilter)
@@ -193,7 +186,7 @@ class Pulling:
         return answered
 
     def _commit(self, pull: PullRequest, response: PullResponse, offset: int) -> None:
-        """Commit the offset that a client sends with its pull. An offset of 0 or after the queue's end is ignored.
+        """Ignore an offset of 0 or after the queue's end.
 
         This is not delayed until an archive answers, because the group may have been reset by then.
         """

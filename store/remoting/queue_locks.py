@@ -15,12 +15,12 @@ from store.remoting.bodies import LockRequest
 from store.remoting.connection import Connection
 from store.remoting.request import Handler, Request, Response, of_json
 
-_MAX_CLIENTS = 4096  # most clients that lock on one connection
-_MAX_LOCKS = 1 << 18  # most locks of all clients; each takes 200 bytes
+_MAX_CLIENTS = 4096  # that lock on one connection
+_MAX_LOCKS = 1 << 18  # each takes 200 bytes
 
 
 class _ClientClaims(NamedTuple):
-    """The locks of a client. connection: that of its last request."""
+    """connection: that of the client's last request."""
 
     connection: Connection
     claims: Claims
@@ -30,7 +30,7 @@ class Locks:
     """The queues that clients have locked, by the rules of `broker/allocation`.
 
     A client keeps its locks when its connection ends: RocketMQ's clients reconnect after a late answer, and continue
-    processing. Memory is bounded, because clients can only lock existing queues, and the clients of a connection are
+    processing. Memory is bounded, because clients can only lock existing queues, and a connection's clients are
     limited.
     """
 
@@ -87,7 +87,6 @@ class Locks:
         return of_json({"lockOKMQSet": [each for queue, each in queues.items() if queue in claims]})
 
     def _admit(self, connection: Connection) -> None:
-        """Raise `RequestRefused` if too many clients lock on a connection."""
         if self._clients[connection] >= _MAX_CLIENTS:
             why = f"{_MAX_CLIENTS:,} clients have locked queues on this connection: let others come on another one"
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, why)

@@ -33,15 +33,13 @@ from store.remoting.headers import Header
 
 
 class Request(NamedTuple):
-    """A request, with the connection on which it came."""
-
     command: Command
     connection: Connection
 
 
 @dataclass(slots=True)
 class Response:
-    """The response to a request. body: its pieces, to be concatenated."""
+    """body: pieces, to be concatenated."""
 
     code: int = ResponseCode.SUCCESS
     remark: str | None = None
@@ -66,7 +64,6 @@ _CODES: tuple[tuple[tuple[type[StoreError], ...], ResponseCode], ...] = (
 
 
 def refusal(error: StoreError) -> Response:
-    """Return the response to an error. An error without a response code of its own is SERVICE_NOT_AVAILABLE."""
     if isinstance(error, RequestRefused):
         return Response(error.code, error.remark)
     code = next((code for kinds, code in _CODES if isinstance(error, kinds)), ResponseCode.SERVICE_NOT_AVAILABLE)

@@ -25,7 +25,7 @@ class Perm(IntFlag):
 
 
 class Need(NamedTuple):
-    """A permission that a request needs: `perm` for the topic or group `name`."""
+    """`perm` for the topic or group `name`."""
 
     name: str
     perm: Perm
@@ -33,7 +33,7 @@ class Need(NamedTuple):
 
     @property
     def is_brokers_own(self) -> bool:
-        """Return whether this is a topic in which the broker keeps messages of other topics, such as delayed ones."""
+        """Return whether the broker keeps messages of other topics in this one, such as delayed messages."""
         return not self.is_group and self.name in NOT_FOR_PUTTING
 
     def __str__(self) -> str:
@@ -42,23 +42,19 @@ class Need(NamedTuple):
 
 
 def of_topic(name: str, perm: Perm = Perm.EITHER) -> Need:
-    """Return the permission for a topic. A group's retry topic needs a permission for the group instead."""
+    """A group's retry topic needs a permission for the group instead."""
     if name.startswith(RETRY_TOPIC_PREFIX):
         return of_group(name.removeprefix(RETRY_TOPIC_PREFIX))
     return Need(name, perm)
 
 
 def of_group(name: str, perm: Perm = Perm.SUB) -> Need:
-    """Return the permission for a group. `Perm.EITHER` is for a producer's group, for which either permission is
-    enough.
-    """
+    """`Perm.EITHER` is for a producer's group, for which either permission is enough."""
     return Need(name, perm, is_group=True)
 
 
 def needs_of(command: Command) -> Iterator[Need] | None:
-    """Return the permissions that a request needs, None if it needs an admin account. Raises `BadFrame` for a malformed
-    body.
-    """
+    """Return None if the request needs an admin account. Raises `BadFrame` for a malformed body."""
     rules = _RULES.get(command.code)
     return None if rules is None else (need for rule in rules for need in rule(command))
 
@@ -81,16 +77,13 @@ def _group(field: str, perm: Perm = Perm.SUB) -> _Rule:
 
 
 def _unregistered(command: Command) -> Iterator[Need]:
-    """Return the consumer's group. A producer removes only itself, so its group needs no permission."""
+    """A producer removes only itself, so its group needs no permission."""
     if (group := command.fields.get("consumerGroup")) is not None:
         yield of_group(group)
 
 
 def _consumers(command: Command) -> Iterator[Need]:
-    """Return the groups and topics of a heartbeat's consumers.
-
-    The handler checks the producers, because each Java client sends a producer group of its own.
-    """
+    """The handler checks the producers, because each Java client sends a producer group of its own."""
     for consumer in Heartbeat.of(command.body).consumers or ():
         yield of_group(consumer.group_name)
         yield from (of_topic(each.topic, Perm.SUB) for each in consumer.subscription_data_set or ())

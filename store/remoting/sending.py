@@ -66,8 +66,6 @@ _logger = logging.getLogger("store.remoting")
 
 
 class ServedSends:
-    """Handles the messages that producers send."""
-
     def __init__(
         self, broker: ServedBroker, appending: Appending, transactions: ServedTransactions, locks: Locks
     ) -> None:
@@ -86,16 +84,14 @@ class ServedSends:
         return dict.fromkeys(_SENDS, self._send_any)
 
     def _send_one(self, request: Request) -> Future[Response] | None:
-        """Append a message. Return None for a batch and a compressed body, so that a worker decodes them."""
+        """Return None for a batch and a compressed body, so that a worker decodes them."""
         header = _SENDS[request.command.code].of(request.command.fields)
         if _is_batch(request, header) or header.sys_flag & SYS_COMPRESSED:
             return None
         return self._send(request, header, [Batched(header.flag, bytes(request.command.body), _common(header))])
 
     def _send_any(self, request: Request) -> Answer:
-        """Append a message or a batch, in a worker. Wait for the append of a batch, so that there are no more decoded
-        batches than workers.
-        """
+        """Wait for the append of a batch, so that there are no more decoded batches than workers."""
         header, body = _SENDS[request.command.code].of(request.command.fields), bytes(request.command.body)
         is_batch = _is_batch(request, header)
         if is_batch:
@@ -132,10 +128,8 @@ class ServedSends:
         return answered
 
     def _is_dead(self, header: SendMessage) -> bool:
-        """Return whether a message in a group's retry topic is a dead letter.
-
-        After too many tries, an orderly consumer sends a message to the retry topic, instead of sending it back. Other
-        consumers do so if sending back failed.
+        """After too many tries, an orderly consumer sends a message to the retry topic, instead of sending it back.
+        Other consumers do so if sending back failed.
         """
         if not header.topic.startswith(RETRY_TOPIC_PREFIX):
             return False
@@ -160,7 +154,6 @@ def _is_batch(request: Request, header: SendMessage) -> bool:
 
 
 def _must_inflate(parts: Sequence[Batched], sys_flag: int, max_bytes: int) -> None:
-    """Raise `RequestRefused` if bodies do not decompress, or if they exceed `max_bytes` together."""
     left = max_bytes
     try:
         for part in parts:
@@ -189,7 +182,7 @@ def _message(header: SendMessage, part: Batched) -> Message:
 
 
 def _deliver_at(properties: dict[str, str]) -> int | None:
-    """Remove the delivery time from properties. Return it in ms since 1970, None if there is none."""
+    """Remove the delivery time from properties. Return it in ms since 1970."""
     at = _number(properties, PROPERTY_DELIVER_AT)
     for name, unit in _DELAYS_MS.items():
         if (delay := _number(properties, name)) is not None:
@@ -214,10 +207,8 @@ def _common(header: SendMessage) -> bytes:
 
 
 def _parts(body: bytes, header: SendMessage, max_bytes: int) -> list[Batched]:
-    """Return the messages of a batch, each with the request's properties added.
-
-    Before copying a message, it checks that all records have at most `max_bytes` together, as RocketMQ's broker does,
-    and that their ids fit into the answer. Raises `BadFrame`, `MessageRefused`.
+    """Before copying a message, check that all records have at most `max_bytes` together, as RocketMQ's broker does,
+    and that their ids fit into the answer.
     """
     check_body_size(len(body), max_bytes)
     common = _common(header)
@@ -244,7 +235,7 @@ def _fields(request: Request, header: SendMessage) -> Mapping[str, npt.ArrayLike
 
 
 class SendBacks:
-    """CONSUMER_SEND_MSG_BACK: redeliver messages that a client could not process, see `broker/retries`."""
+    """CONSUMER_SEND_MSG_BACK, see `broker/retries`."""
 
     def __init__(self, broker: ServedBroker) -> None:
         self._broker = broker
@@ -270,10 +261,7 @@ class SendBacks:
 
 
 def _must_match_request(message: StoredMessage, header: SendBack) -> None:
-    """Raise `RequestRefused` if the message has another topic or another producer's id than the request.
-
-    The client then sends its message back as a new one.
-    """
+    """The client sends a refused message back as a new one."""
     must_be_of(message, header.origin_topic)
     own, meant = message.properties.get(PROPERTY_UNIQ_KEY), header.origin_msg_id
     if own and meant and meant != own and not _is_id_of_offset(meant, header.offset):

@@ -39,10 +39,7 @@ class BrokerConfig:
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> BrokerConfig:
-        """Read a properties file. Unset settings have their defaults; unknown names are ignored.
-
-        Raises `ConfigError`, which names file, line and mistake.
-        """
+        """Read a properties file. Unknown names are ignored. Raises `ConfigError`."""
         found = [entry for entry in entries(Path(path)) if entry[1] in BROKER_SETTINGS]
         values = {key: parsed(where, key, text, BROKER_SETTINGS[key]) for where, key, text in found}
         for name, value in values.items():
@@ -56,8 +53,6 @@ BROKER_SETTINGS = {field.name: type(field.default) for field in fields(BrokerCon
 
 @dataclass(frozen=True)
 class ServedBroker:
-    """What the handlers of one server share."""
-
     store: MessageStore
     config: BrokerConfig
     clients: Clients
@@ -70,9 +65,7 @@ class ServedBroker:
         return self.config.brokerName
 
     def must_know(self, group: str) -> None:
-        """Raise `UnknownGroup` for a new group if topics are not created automatically, because a new group needs
-        topics.
-        """
+        """A new group needs topics, so it is refused if topics are not created automatically."""
         if not self.config.autoCreateTopicEnable and GroupConfigs(self.store.path).of(group) is None:
             raise UnknownGroup(
                 f"group {group} does not exist, and this broker creates no topics for it, such as "

@@ -37,7 +37,6 @@ from store.remoting.served_topics import message_queue, queue_table, table_of_qu
 from store.remoting.threads import settle
 
 _TO_THE_END = -1
-# numbers with their limits, and flags
 _NUMBERS = {"retryMaxTimes": INT_MAX, "retryQueueNums": MAX_QUEUES}
 _SWITCHES = ("consumeEnable", "consumeBroadcastEnable")
 # of a group: processes with a smaller stack for nested values read the file, too
@@ -45,8 +44,6 @@ _MAX_SETTINGS_BYTES, _MAX_NESTED = 64 << 10, 500
 
 
 class ServedGroups:
-    """Handles requests for the settings, offsets and resets of groups."""
-
     def __init__(self, broker: ServedBroker, group_locks: GroupLocks) -> None:
         self._store = broker.store
         self._broker = broker.name
@@ -103,9 +100,7 @@ class ServedGroups:
         return Response()
 
     def _offset(self, request: Request) -> Response:
-        """Return a group's offset. As in RocketMQ, a group without an offset begins at 0 if the queue still has all
-        messages.
-        """
+        """As in RocketMQ, a group without an offset begins at 0 if the queue still has all messages."""
         header = GroupQueue.of(request.command.fields)
         offset = self._offsets.committed(header.consumer_group, Queue(header.topic, header.queue_id))
         if offset is None:
@@ -136,7 +131,7 @@ class ServedGroups:
         return written
 
     def _reset(self, request: Request) -> Answer:
-        """Reset a group, and notify its consumers, which would otherwise continue from their own offsets."""
+        """Notify the consumers, which would otherwise continue from their own offsets."""
         header = ResetOffset.of(request.command.fields)
         queues = self._store.topics().get(header.topic, 0)
         if not queues:
@@ -160,7 +155,7 @@ class ServedGroups:
         return Response(body=(body,))
 
     def _begin(self, header: ResetOffset, queue: Queue) -> int:
-        """Return the offset at which a group continues. A reset to a time moves it forward only with `is_force`."""
+        """A reset to a time moves the offset forward only with `is_force`."""
         if header.offset is not None and header.offset >= 0:
             return min(header.offset, self._store.max_offset(queue.topic, queue.queue_id))
         if header.timestamp == _TO_THE_END:
@@ -176,8 +171,6 @@ class ServedGroups:
 
 
 class GroupStats:
-    """Handles requests for the progress and the members of groups."""
-
     def __init__(self, broker: ServedBroker) -> None:
         self._store = broker.store
         self._broker = broker.name
@@ -231,13 +224,11 @@ class GroupStats:
         return Response(body=(body,))
 
     def _readers(self, request: Request) -> Response:
-        """Return the groups that read a topic, or have offsets in it."""
         topic = Topic.of(request.command.fields).topic
         had = (key.partition(GROUP_SEPARATOR) for key in self._files.all_offsets())
         return of_json({"groupList": sorted({*self._clients.groups_of(topic), *(g for t, _, g in had if t == topic)})})
 
     def _topics(self, group: str) -> dict[str, int]:
-        """Return the topics in which a group has offsets, with their number of queues."""
         read = {
             key.partition(GROUP_SEPARATOR)[0]
             for key in self._files.all_offsets()
@@ -246,9 +237,7 @@ class GroupStats:
         return {topic: queues for topic, queues in self._store.topics().items() if topic in read}
 
     def _progress(self, group: str, queue: Queue) -> dict[str, int]:
-        """Return a group's progress in a queue, as RocketMQ's OffsetWrapper. An offset below 0 means that there is
-        none.
-        """
+        """As in RocketMQ's OffsetWrapper, an offset below 0 means that there is none."""
         offset = self._offsets.committed(group, queue)
         end = self._store.max_offset(queue.topic, queue.queue_id)
         time = 0

@@ -43,14 +43,13 @@ class ServedOffsets:
         self._next: Future[None] | None = None
 
     def committed(self, group: str, queue: Queue) -> int | None:
-        """Return the offset to read next, None if the group has none."""
         with self._lock:
             new = self._new.get((group, queue))
         written = self._store.consumer_offset(group, queue.topic, queue.queue_id)
         return written if new is None else new
 
     def commit(self, group: str, queue: Queue, offset: int) -> None:
-        """Commit an offset in memory. Raises `InvalidGroup`, `OffsetOutOfRange`, `StoreBusy`."""
+        """Commit in memory. Raises `InvalidGroup`, `OffsetOutOfRange`, `StoreBusy`."""
         check_may_commit(group)
         if offset < 0:
             raise OffsetOutOfRange(f"group {group}, {queue}: {offset} is no offset; they begin at 0")
@@ -61,9 +60,7 @@ class ServedOffsets:
 
     @contextmanager
     def replacing(self, group: str, queues: Iterable[Queue]) -> Iterator[None]:
-        """A context in which the caller sets offsets in the files. Afterwards, earlier commits of the queues are
-        dropped.
-        """
+        """Write no commits while the caller sets offsets in the files. Then drop earlier commits of the queues."""
         with self._persisting:
             yield
             with self._lock:
@@ -73,8 +70,6 @@ class ServedOffsets:
     def persist_soon(self) -> Future[None]:
         """Return a future that is done when all current commits are written, or when writing failed and will be
         retried.
-
-        Commits that arrive during a write are written together in the next one.
         """
         with self._lock:
             if self._next is None:
@@ -91,9 +86,6 @@ class ServedOffsets:
         self.persist()
 
     def persist(self) -> None:
-        """Write commits, except those of missing queues, and those that would lower the offset of a group with
-        consumers of this host.
-        """
         with self._persisting:
             with self._lock:
                 new = dict(self._new)
@@ -135,7 +127,6 @@ class ServedOffsets:
             self._files.set_of_groups(news)
 
     def _over_limit(self, new: set[str]) -> set[str]:
-        """Return the new groups over the limit. There is a limit because a client can make up names."""
         if not new:
             return new
         settings, names = self._files.settings.all().keys(), set(self._files.names())
@@ -143,5 +134,4 @@ class ServedOffsets:
         return set(sorted(made_up)[max(0, _MAX_MADE_UP - len(names - settings)) :])
 
     def _has_members(self, group: str) -> bool:
-        """Return whether consumers of this host share the group's queues."""
         return any(each.model is MessageModel.CLUSTERING for each in Roster(self._store.path, group).present())

@@ -21,9 +21,7 @@ _INHERIT = 1
 
 
 class Routes:
-    """The routes of a name server that knows one broker: the master of one cluster, at the address by which a client
-    reached it.
-    """
+    """The broker has the address by which the client reached this server."""
 
     def __init__(self, broker: ServedBroker) -> None:
         self._store = broker.store
@@ -96,7 +94,7 @@ _VERSION = "V5_3_3"
 
 
 class Status:
-    """The broker's runtime status. RocketMQ's values that this server does not count are left out."""
+    """RocketMQ's values that this server does not count are left out."""
 
     def __init__(self, broker: ServedBroker) -> None:
         self._store = broker.store
@@ -128,6 +126,6 @@ class Status:
         return of_json({"table": {name: str(value) for name, value in table.items()}})
 
     def _earliest(self) -> int:
-        """Return the store time of the first message in the log. Return -1 if the log is empty, as RocketMQ does."""
+        """Return -1 if the log is empty, as RocketMQ does."""
         first = self._store.first_message()
         return -1 if first is None else first.store_timestamp

@@ -32,8 +32,6 @@ _MOST_FOUND = 64  # maxMsgsNumBatch
 
 
 class ServedTopics:
-    """Handles requests for topics, for offsets of queues, and for single messages."""
-
     def __init__(self, broker: ServedBroker) -> None:
         self._store = broker.store
         self._broker = broker.name
@@ -86,7 +84,6 @@ class ServedTopics:
         return of_json(settings)
 
     def _known(self, request: Request) -> tuple[str, int]:
-        """Return a request's topic, and its number of queues. Raises `RequestRefused`."""
         topic = Topic.of(request.command.fields).topic
         queues = self._store.topics().get(topic, 0)
         if not queues:
@@ -138,7 +135,7 @@ class ServedTopics:
         return self._tiered.answer(request, [queue], search)
 
     def _earliest(self, request: Request) -> Answer:
-        """Return the store time of a queue's oldest message. Return -1 if the queue is empty, as RocketMQ does."""
+        """Return -1 if the queue is empty, as RocketMQ does."""
         header = TopicQueue.of(request.command.fields)
         queue = Queue(header.topic, header.queue_id)
 
@@ -165,10 +162,7 @@ class ServedTopics:
 
 
 def must_be_of(message: StoredMessage, topic: str | None) -> None:
-    """Raise `RequestRefused` if a message has another topic than a client expects.
-
-    This happens with an id from an archive, or from before the store was restored: it may name another message here.
-    """
+    """An id from an archive, or from before the store was restored, may name another message here."""
     own = {message.topic, *(message.properties.get(name) for name in (PROPERTY_RETRY_TOPIC, PROPERTY_REAL_TOPIC))}
     if topic and not any(each and each.endswith(topic) for each in own):  # it may lack its namespace
         raise RequestRefused(
@@ -183,7 +177,7 @@ def message_queue(broker: str, queue: Queue) -> MessageQueue:
 
 
 def queue_table(rows: Iterable[tuple[MessageQueue, dict[str, int]]]) -> Response:
-    """Return a table of queues in fastjson's format, in which keys are objects. This is not JSON."""
+    """The table is not JSON: as in fastjson's format, its keys are objects."""
     return Response(body=(b'{"offsetTable":%b}' % table_of_queues(rows),))
 
 

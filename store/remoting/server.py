@@ -63,7 +63,7 @@ class Processors:
     quick: run in the loop's thread, so they must not block. They return None if a worker must handle the request.
     waiting: run in `workers`, and may block.
     lost: called in the loop's thread with each closed connection.
-    check: raises `RequestRefused` if the sender may not make a request; None allows all.
+    check: raises `RequestRefused` if the sender may not make a request.
     """
 
     workers: WorkerPool
@@ -85,7 +85,6 @@ class Server(Opened):
         tls: SSLContext | None,
         figures: Figures,
     ) -> None:
-        """Begin to listen. Raises `InvalidArgument` for a malformed address, `StoreUnavailable` if it cannot listen."""
         super().__init__(f"a server at {listen}", "store.remoting.serving.serve")
         self._thread = thread
         self._processors = processors
@@ -107,10 +106,7 @@ class Server(Opened):
         return len(self._intake)
 
     def close(self, stop: Callable[[], None] = lambda: None) -> None:
-        """Stop listening, and answer the running requests, see `WorkerPool.close`.
-
-        stop: called to answer held requests.
-        """
+        """Answer the running requests, see `WorkerPool.close`. stop: called to answer held requests."""
         if self._is_over:
             return
         self._is_over = True

@@ -117,13 +117,10 @@ class Serving:
 
     @property
     def held(self) -> int:
-        """The number of held pulls."""
         return self._hold.held
 
     def close(self) -> None:
-        """Answer running requests and held pulls, and stop serving. Does nothing the second time and in a forked
-        process.
-        """
+        """Answer running requests and held pulls first. Does nothing the second time and in a forked process."""
         if self._server.is_forked:  # the parent may have committed more
             return
         self._is_leaving = True
@@ -176,7 +173,7 @@ def serve(
     access: the rights of accounts; None allows all requests.
     tls: if given, clients have to use TLS (`useTLS`).
 
-    Other processes, and other objects of this process, may use the store concurrently. Raises `InvalidArgument` for a
-    malformed address, `StoreUnavailable` if it cannot listen.
+    Other processes may use the store concurrently. Raises `InvalidArgument` for a malformed address, `StoreUnavailable`
+    if it cannot listen.
     """
     return Serving(store, listen, config, limits, access, tls)

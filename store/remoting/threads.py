@@ -21,10 +21,7 @@ _MOST_REST, _MOST_REST_SECONDS = 3, 0.5  # limits of a worker's sleep: a multipl
 
 
 def settle(waiting: Future[Result], work: Callable[[], Result]) -> None:
-    """Run `work`, and set the future `waiting` to its result or error, whatever the error is.
-
-    So the reader of `waiting` never waits forever.
-    """
+    """Set `waiting` to the result or error of `work`, whatever it is, so that its reader never waits forever."""
     try:
         result = work()
     except StoreError as error:
@@ -44,8 +41,6 @@ def without_frames(error: StoreError) -> StoreError:
 
 
 class LoopThread:
-    """A thread that runs an event loop."""
-
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -55,7 +50,7 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def call(self, work: Callable[..., object], *arguments: object) -> None:
-        """Call `work` in the loop's thread. Does nothing after the loop was closed."""
+        """Does nothing after the loop was closed."""
         if not self.loop.is_closed():
             try:
                 self.loop.call_soon_threadsafe(work, *arguments)
@@ -84,8 +79,6 @@ LEAVE_SECONDS = 5.0  # in which waiting requests may still begin
 
 
 class _Work(NamedTuple):
-    """Work for a worker. answered: the future of its result. after_others: see `WorkerPool.begin`."""
-
     answered: Future[Any]
     work: Callable[[], Any]
     after_others: bool
@@ -115,7 +108,7 @@ class WorkerPool:
     def begin(
         self, connection: Connection, work: Callable[[], Result], *, after_others: bool = False
     ) -> Future[Result]:
-        """Run `work` in a worker, even if the connection is closed by then. Return its future.
+        """Run `work` in a worker, even if the connection is closed by then.
 
         after_others: begin after the connection's earlier requests.
         """
@@ -168,7 +161,7 @@ class WorkerPool:
                 time.sleep(min(needed, _MOST_REST * (time.thread_time() - began), _MOST_REST_SECONDS))
 
     def _next(self, done: Connection | None) -> tuple[Connection, _Work] | None:
-        """Wait for the next work, and return it. done: the connection whose work this thread finished."""
+        """done: the connection whose work this thread finished."""
         with self._changed:
             if done is not None:
                 self._begun -= Counter((done,))  # drops zero counts, too

@@ -1,8 +1,4 @@
-"""A served store together with its archive. Clients see both as one log, as readers of the directory do.
-
-As in RocketMQ's TieredMessageStore, the archive provides messages, the begin of a queue, offsets by time, queries by
-key, and store times.
-"""
+"""A served store together with its archive, which clients see as one log, as in RocketMQ's TieredMessageStore."""
 
 from __future__ import annotations
 
@@ -46,7 +42,7 @@ Result = TypeVar("Result")
 
 
 class ArchiveReads:
-    """Threads that read from the archive for clients. Thread-safe. Connections are served in turn."""
+    """Threads that read from the archive for clients. Thread-safe."""
 
     def __init__(self, seconds: float = _SECONDS) -> None:
         """seconds: how long a request may wait for its answer before it is refused."""
@@ -57,7 +53,7 @@ class ArchiveReads:
         self._said: dict[str, float] = {}
 
     def begin(self, connection: Connection, work: Callable[[], Result]) -> Future[Result]:
-        """Run `work` in a thread. Return its future. `work` is not called if the connection is closed by then."""
+        """`work` is not called if the connection is closed by then."""
         answered: Future[Result] = Future()
         with self._lock:
             self._until[answered] = time.monotonic() + self._seconds, connection
@@ -86,7 +82,7 @@ class ArchiveReads:
             self._log("the archive answers too slowly: clients are told to ask again")
 
     def stop(self) -> None:
-        """Refuse all unanswered requests. This does not wait for them, because a failing archive may take minutes."""
+        """Refuse all unanswered requests, without waiting for them, because a failing archive may take minutes."""
         self._workers.leave()
         with self._lock:
             left = list(self._until)
@@ -144,18 +140,13 @@ class TieredStore:
         self._known: tuple[str, TieredLog | None] = ("", None)
 
     def answer(self, request: Request, queues: Iterable[Queue], work: Callable[[], Response]) -> Answer:
-        """Return the answer of `work`, called at once if the store has all messages of these queues, otherwise in a
-        reader thread.
-        """
+        """Call `work` at once if the store has all messages of these queues, otherwise in a reader thread."""
         if not any(each.min_offset for each in self._store.bounds(queues).values()):
             return work()
         return self._reads.begin(request.connection, work)
 
     def answer_of(self, request: Request, physical_offset: int, work: Callable[[bytes], Response]) -> Answer:
-        """Return the answer of `work` about the record at an offset.
-
-        `work` is not called if the archive does not answer in time.
-        """
+        """Call `work` with the record at an offset, but not if the archive does not answer in time."""
         if not is_name(physical_offset):
             return work(self._store.record_at(physical_offset))
         answered: Future[Response] = Future()
@@ -170,13 +161,11 @@ class TieredStore:
     # --- in reader threads ---------------------------------------------------------------------------------
 
     def bounds(self, queue: Queue) -> Bounds:
-        """Return the bounds of a queue, including its archived messages. Raises `UnknownTopic`, `UnknownQueue`."""
         own = Bounds(*self._store.offsets(queue.topic, queue.queue_id))
         log = self._log() if own.min_offset else None
         return own if log is None else Bounds(min(own.min_offset, log.first(queue, own)), own.max_offset)
 
     def offset_by_time(self, queue: Queue, timestamp: int, boundary: Boundary = Boundary.LOWER) -> int:
-        """See `MessageStore.offset_by_time`."""
         log = self._log() if self._store.min_offset(queue.topic, queue.queue_id) else None
         found = {} if log is None else log.offsets_by_time([queue], timestamp, boundary)
         if queue in found:
@@ -184,7 +173,7 @@ class TieredStore:
         return self._store.offset_by_time(queue.topic, queue.queue_id, timestamp, boundary)
 
     def stored_at(self, queue: Queue, offset: int) -> int | None:
-        """Return the store time of a message (ms), None if it is deleted. Raises `UnknownTopic`, `UnknownQueue`."""
+        """Return the store time of a message (ms), None if it is deleted."""
         own = Bounds(*self._store.offsets(queue.topic, queue.queue_id))
         if own.min_offset and (log := self._log()) is not None:
             return log.stored_at(queue, offset)
@@ -192,7 +181,6 @@ class TieredStore:
         return None if found is None else found.store_timestamp
 
     def records(self, messages: Iterable[StoredMessage]) -> list[bytes]:
-        """Return the records of messages found by key."""
         return [self._own_record(message) or self._archived_record(message) for message in messages]
 
     def _named(self, physical_offset: int) -> bytes:
@@ -205,7 +193,7 @@ class TieredStore:
         return _record(log, log.older.named(physical_offset))
 
     def _own_record(self, message: StoredMessage) -> bytes | None:
-        """Return the record of a message that is in the store. Return None if the message is from the archive."""
+        """Return None if the message is from the archive."""
         try:
             record = self._store.record_at(message.physical_offset)
         except (OffsetLost, OffsetNotYet, CorruptRecord):
