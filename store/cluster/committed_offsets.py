@@ -64,7 +64,10 @@ class MemberOffsets:
         self._set(self._committed_in(queues))
 
     def persist_soon(self, queues: Collection[Queue]) -> None:
-        """Send committed offsets once, and leave failures to the next call. Raises `Unreachable` if no broker answers."""
+        """Send committed offsets once, and leave failures to the next call.
+
+        Raises `Unreachable` if no broker answers.
+        """
         of_broker: dict[str, list[Queue]] = {}
         for queue in queues:
             of_broker.setdefault(queue.broker, []).append(queue)

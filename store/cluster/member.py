@@ -218,7 +218,10 @@ class _BrokerLocks:
         self._client_id = client_id
 
     def lock(self, wanted: Collection[Queue]) -> tuple[set[Queue], set[Queue]]:
-        """Return the locked queues, and the queues of brokers that do not answer. Raises `Unreachable` if none answers."""
+        """Return the locked queues, and the queues of brokers that do not answer.
+
+        Raises `Unreachable` if none answers.
+        """
         granted = set()
         answers, unanswered = self._ask(RequestCode.LOCK_BATCH_MQ, wanted)
         for broker, body in answers:

@@ -135,7 +135,7 @@ def _heart_beat(group: str, entry: MemberEntry) -> bytes:
 
 
 def _subscription(topic: str, read: Subscription, version: int) -> SubscriptionData:
-    """For pulls without a filter, brokers use the filter of the group's last heartbeat, including the hashes of tags."""
+    """Pulls without a filter get the filter of the group's last heartbeat, including the hashes of tags."""
     expression = read.expression.strip() or "*"
     tags = [] if read.expression_type != "TAG" or expression == "*" else map(str.strip, expression.split("||"))
     named = [tag for tag in tags if tag]

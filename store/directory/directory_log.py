@@ -210,7 +210,7 @@ class DirectoryWriter(DirectoryLog):
 
 
 class DirectoryHeld:
-    """The `Held` of a directory: one held request for each queue."""
+    """A `Held` with one held request for each queue."""
 
     def __init__(
         self, store: MessageStore, begin: Positions, deadline: float, message_filter: MessageFilter, idle: float

@@ -43,7 +43,7 @@ def restore(
     *,
     stored: tuple[int | None, int | None] = (None, None),
 ) -> int:
-    """Create a store from an archive, or from some of its topics, in a new directory. Return its number of messages.
+    """Create a store from an archive in a new directory. Return its number of messages.
 
     stored: restore only messages stored in [begin, end), ms since 1970; None for no limit. Messages keep their queue
     offsets. A queue without messages begins at 0.

@@ -30,7 +30,7 @@ _PERMS |= dict.fromkeys(("PUB|SUB", "SUB|PUB", "ANY"), Perm.EITHER)
 
 @dataclass(frozen=True)
 class Account:
-    """white: patterns of addresses that need no signature. topics, groups: permissions that differ from the defaults."""
+    """white: patterns of addresses that need no signature. topics, groups: permissions other than the defaults."""
 
     secret_key: bytes
     is_admin: bool

@@ -60,8 +60,6 @@ class ConsumerData(Struct, rename="camel"):
 
 
 class ProducerData(Struct, rename="camel"):
-    """A group for which a client produces."""
-
     group_name: Name
 
 

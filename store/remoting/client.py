@@ -223,7 +223,6 @@ class Pipe:
             raise self._unreachable(error, "the connection was lost") from error
 
     def receive(self) -> list[Command]:
-        """Return one or more answers."""
         while True:
             try:
                 data = self._socket.recv(_RECEIVE_BYTES)

@@ -259,6 +259,5 @@ class Frames:
         return frame
 
     def feed(self, data: Bytes) -> list[bytes]:
-        """Return the frames that `data` completes."""
         self.add(data)
         return list(iter(self.next, None))

@@ -26,7 +26,8 @@ class ServerLimits:
 
     connections: most connections, and at most half of the process's file descriptors, because the store needs the rest.
     Over this limit, a connection of the address with most connections is closed.
-    requests, body_bytes: of one connection's unanswered requests. At this limit, the connection is not read.
+    requests, body_bytes: most unanswered requests of one connection, and the bytes of their bodies. At this limit, the
+    connection is not read.
     memory_bytes: for all connections. Half is for unanswered requests, except held pulls; when it is used up, no
     connection is read. The other half is for unfinished frames; when it is used up, the connection with the largest
     frame is closed.

@@ -1,4 +1,4 @@
-"""`ServedFilters`: the filters of pulls, parsed once. A long one is parsed in a worker."""
+"""`ServedFilters`: the filters of pulls, parsed once."""
 
 from __future__ import annotations
 
