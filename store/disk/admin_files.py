@@ -1,6 +1,6 @@
 """RocketMQ's `config/*.json` files, each with its backup `{name}.bak`.
 
-A value of the wrong type raises `CorruptStore`, which names the file and the key. null counts as missing.
+A value of the wrong type raises `CorruptStore`. null counts as missing.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _SHOWN = 40  # characters
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a config file. If it is missing, empty or damaged, read its `.bak` instead. Return {} if there is neither.
+    """Read a config file, or its `.bak` if it is missing, empty or damaged. Return {} if there is neither.
 
-    Warns if the file was lost or damaged: the `.bak` lacks its latest change. Raises `CorruptStore` if the file is
-    damaged and there is no usable `.bak`.
+    Warns if the file was lost or damaged: the `.bak` lacks its latest change. Raises `CorruptStore` if neither is
+    usable.
     """
     backup = _backup(path)
     failure: ValueError | None = None
@@ -56,10 +56,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _is_gone(path: Path) -> bool:
-    """Return whether a file is missing for longer than `write_file` needs between its two renames."""
+    """`write_file` leaves a file missing for a moment, between its two renames."""
     try:
         return time.time() - _backup(path).stat().st_ctime > _MOMENT_SECONDS and not path.exists()
-    except FileNotFoundError:  # with the folder of their topic or group
+    except FileNotFoundError:  # deleted concurrently
         return False
 
 
@@ -69,7 +69,6 @@ def _warn(path: Path, failure: Exception | None, then: str, what: str = "empty, 
 
 
 def table(path: Path, content: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:
-    """Return a table of a config file's content. Add an empty one if it is missing."""
     if content.get(name) is None:
         content[name] = {}
     found = content[name]
@@ -86,7 +85,6 @@ def read_table(path: Path, name: str) -> dict[str, dict[str, Any]]:
 
 
 def number(path: Path, key: str, value: object, maximum: int = INT_MAX) -> int:
-    """Return a number from 0 to `maximum`. Raises `CorruptStore` for any other value."""
     found = int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20 else value
     if type(found) is not int or not 0 <= found <= maximum:
         raise _misshapen(path, key, value, f"a number from 0 to {maximum}")
@@ -94,7 +92,6 @@ def number(path: Path, key: str, value: object, maximum: int = INT_MAX) -> int:
 
 
 def offset_table(path: Path, key: str, found: object) -> dict[int, int]:
-    """Parse a table of queue ids (or delay levels) and offsets. Raises `CorruptStore`."""
     if found is None:
         return {}
     if not isinstance(found, dict):
@@ -128,7 +125,6 @@ def _backup(path: Path) -> Path:
 
 
 def next_version(path: Path, content: dict[str, Any]) -> None:
-    """Increment `dataVersion`, as RocketMQ does."""
     version = content.get(_VERSION)
     if version is None:
         version = content[_VERSION] = {"stateVersion": 0}

@@ -20,9 +20,7 @@ _FOLDER_RIGHTS = stat.S_ISGID | 0o775
 
 
 def read_file(path: Path, max_bytes: int) -> bytes:
-    """Read a small file. Raises `FileMissing`, and `CorruptStore` for more than `max_bytes`, a pipe or a device, which
-    could block.
-    """
+    """Raises `FileMissing`, and `CorruptStore` for a larger file, or for a pipe or device, which could block."""
     with system_errors(path), open(path, "rb", opener=_open_at_once) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
@@ -35,7 +33,6 @@ def read_file(path: Path, max_bytes: int) -> bytes:
 
 
 def status_of(path: str | Path) -> os.stat_result | None:
-    """Return a file's status, None if it is missing."""
     try:
         return os.stat(path)
     except FileNotFoundError:
@@ -57,7 +54,7 @@ def write_file(path: Path, data: bytes | memoryview, *, backup: Path | None = No
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Create or replace `path` as `write_file`, but without a sync."""
+    """As `write_file`, but without a sync."""
     temporary = path.with_name(f"{path.name}.tmp")
     with system_errors(path):
         with open(_open(temporary, os.O_RDWR | os.O_TRUNC), "wb") as file:
@@ -76,9 +73,7 @@ def create_file(path: Path, data: bytes) -> bool:
 
 
 def open_file(path: Path, flags: int = 0) -> int:
-    """Open `path` for reading and writing. A missing file is created empty, and `_adopt_permissions` sets its owner and
-    mode.
-    """
+    """A missing file is created with the rights of `_adopt_permissions`."""
     with system_errors(path):
         return _open(path, flags | os.O_RDWR)
 
@@ -103,7 +98,6 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its missing parents. `_adopt_permissions` sets their owner and mode."""
     with system_errors(path):
         if path.is_dir():
             return
@@ -122,7 +116,7 @@ def make_folder(path: Path) -> None:
 
 
 def make_root(path: Path) -> None:
-    """Create a store's root and its missing parents, durably, with default owner and mode."""
+    """Durable, with default owner and mode."""
     with system_errors(path):
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         path.mkdir(parents=True, exist_ok=True)
@@ -133,10 +127,9 @@ def make_root(path: Path) -> None:
 def _adopt_permissions(fd: int, directory: Path, rights: int) -> None:
     """Give a new file or folder the group of its directory, and the directory's mode limited to `rights`.
 
-    So all users in that group can write the store, whatever their umask, and no user without access to the directory
-    can read it. If root creates the file, it also gets the directory's owner; otherwise that user could not write to
-    the store. If the process is not in the directory's group, the file keeps its own group, which gets the permissions
-    of others.
+    So all users in that group can write the store, whatever their umask, and other users have no more access than to
+    the directory. Root also sets the directory's owner, who could not write otherwise. If the process is not in the
+    directory's group, the file's own group gets the permissions of others.
     """
     around, made = directory.stat(), os.fstat(fd)
     mode = around.st_mode & rights
@@ -156,16 +149,14 @@ def make_directory(path: Path) -> None:
 
 
 def write_at(fd: int, data: bytes | memoryview, position: int) -> None:
-    """Write all bytes at a position. One `pwrite` may write only a part of them."""
+    """Write all bytes: one `pwrite` may write only a part of them."""
     done = os.pwrite(fd, data, position)
     while done < len(data):
         done += os.pwrite(fd, memoryview(data)[done:], position + done)
 
 
 def sync_directory(directory: Path, *, if_readable: bool = False) -> None:
-    """Sync a directory. if_readable: do nothing if this user may not read it, because the parents of a store need not
-    be readable.
-    """
+    """if_readable: skip a directory that this user may not read, such as a parent of the store."""
     if if_readable and not os.access(directory, os.R_OK):
         return
     with system_errors(directory):
@@ -178,7 +169,6 @@ def sync_directory(directory: Path, *, if_readable: bool = False) -> None:
 
 @contextmanager
 def _synced_temporary(path: Path, data: bytes | memoryview) -> Iterator[Path]:
-    """Yield a synced temporary file. On exit, remove it unless it was renamed, and sync its directory."""
     temporary = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
     try:
         with open(_open(temporary, os.O_RDWR | os.O_EXCL), "wb") as file:

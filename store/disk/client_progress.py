@@ -4,9 +4,8 @@
     consumers/{group}/done/{member id}      one `DONE_OFFSET` for each slot; 0: no offset
     producers/{name}/reached.json           {"sequences": {"orders": 1041}, "since": 87, "open": true}
 
-Other members inherit the offsets of a dead member. `client.sent_sequences` documents the producers' file. After a
-crash of the machine these files may be newer than the log. `step_back_members` and `reset_producers_ahead_of_log`
-correct them.
+After a crash of the machine these files may be newer than the log. `step_back_members` and
+`reset_producers_ahead_of_log` correct them.
 """
 
 from __future__ import annotations
@@ -34,19 +33,15 @@ MAX_BYTES = 64 << 20  # 65,536 queues of 100 bytes take a tenth
 
 
 def done_path(member: Path) -> Path:
-    """Return the file of offsets that belongs to a `.member` file."""
     return member.parent / DONE_DIR / member.name.removesuffix(MEMBER_SUFFIX)
 
 
 def sealed(entry: bytes) -> bytes:
-    """Return an entry after its checksum. The checksum detects the mix of two entries that a killed writer may
-    leave.
-    """
+    """Prefix a checksum. It detects the mix of two entries that a killed writer may leave."""
     return b"%08x" % zlib.crc32(entry) + entry
 
 
 def unsealed(text: bytes) -> bytes:
-    """Return the entry after a checksum. Raises `ValueError` if the checksum is wrong."""
     entry = text[_CRC_DIGITS:].rstrip()
     if sealed(entry)[:_CRC_DIGITS] != text[:_CRC_DIGITS]:
         raise ValueError("its checksum is wrong")
@@ -54,7 +49,7 @@ def unsealed(text: bytes) -> bytes:
 
 
 def entry_of(member: Path) -> bytes:
-    """Return the entry in a `.member` file, b"" if it is missing or damaged."""
+    """Return b"" if the entry is missing or damaged."""
     with suppress(FileNotFoundError, CorruptStore, ValueError):
         return unsealed(read_file(member, MAX_BYTES))
     return b""
@@ -72,16 +67,13 @@ def noted(member: Path) -> list[int]:
 
 
 def note_at(path: Path, fd: int, slot: int, offset: int) -> None:
-    """Write a member's offset in a slot. fd: the descriptor of `path`."""
+    """fd: the descriptor of `path`."""
     with system_errors(path):
         write_at(fd, offset.to_bytes(DONE_OFFSET.itemsize, "big"), slot * DONE_OFFSET.itemsize)
 
 
 def step_back_members(root: Path, at_most: Callable[[Queue, int], int]) -> dict[Path, Positions]:
-    """Lower the offsets of members to the ends of their queues. Return the lowered offsets, by member file.
-
-    at_most: limits an offset to the queue's end.
-    """
+    """Lower the offsets of members to the ends of their queues. Return the lowered offsets, by member file."""
     found = {}
     for member in sorted((root / CONSUMERS_DIR).glob(f"*/*{MEMBER_SUFFIX}")):
         pairs = enumerate(zip(_slots(member), noted(member), strict=False))
@@ -100,9 +92,7 @@ class _Entry(msgspec.Struct):
 
 
 def _slots(member: Path) -> list[Queue]:
-    """Return the queues of a member's slots. Return none for a damaged entry, because then no other member takes over
-    its offsets.
-    """
+    """Return none for a damaged entry, because then no other member takes over its offsets."""
     with suppress(ValueError):
         return list(starmap(Queue, decode(entry_of(member), _Entry).slots))
     return []
@@ -120,9 +110,7 @@ class _ProducerProgressFile(msgspec.Struct):
 
 
 class ProducerProgress(NamedTuple):
-    """The progress of a named producer.
-
-    sequences: the last sequence of each topic, before queue offset `since` of PRODUCERS_TOPIC.
+    """sequences: the last sequence of each topic, before queue offset `since` of PRODUCERS_TOPIC.
     was_open: whether the producer was not closed, so that it may have sent more.
     """
 
@@ -151,13 +139,12 @@ class ProducerProgress(NamedTuple):
 
 
 def check_producer_progress(root: Path) -> None:
-    """Read all producers' files. Raises `CorruptStore` if one is damaged."""
+    """Raise `CorruptStore` if a producer's file is damaged."""
     for folder in _folders(root):
         ProducerProgress.read(folder)
 
 
 def forget_topic_of_producers(root: Path, topic: str) -> None:
-    """Remove a topic from all producers' files. Raises `CorruptStore`."""
     for folder in _folders(root):
         reached = ProducerProgress.read(folder)
         if reached.sequences.pop(topic, None) is not None:

@@ -25,16 +25,15 @@ from store.model.errors import MessageRefused, OffsetLost, PutStatus
 Stretches = Iterable[tuple[int, bytes | memoryview]]  # log offset and data of each write
 
 _WRITE_BYTES = 32 << 20  # Arrow joins at most 2 GiB
-_SHORT_BYTES = 64 << 10  # longer records are checked before they are read
-_HEAD_BYTES = RECORD_HEADER["total_size"].itemsize  # while it is zero, readers do not see the record
+_SHORT_BYTES = 64 << 10
+_HEAD_BYTES = RECORD_HEADER["total_size"].itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
     """The positions of an append's n records.
 
-    physical_offsets: log offsets, shape (n,).
-    end: log offset after the last record.
+    physical_offsets: shape (n,).
     runs: [first, last) records of each contiguous piece, at most one per segment.
     blanks: log offsets from which a segment stays unused.
     """
@@ -46,9 +45,8 @@ class Placement:
 
 
 class _LogSegments(Segments):
-    """The segments of a commit log. An open segment stays readable after its deletion, unless recovery replaced it.
-
-    After that, writers append to the replacement.
+    """An open segment stays readable after its deletion, unless recovery replaced it: writers append to the
+    replacement.
     """
 
     def _opened(self, start: int) -> SegmentFile:
@@ -66,8 +64,8 @@ class CommitLog:
     def opened_again(self) -> CommitLog:
         """Return the same log with new descriptors, to flush it concurrently with appends.
 
-        The system reports a failed write once per open file: with shared descriptors, only one of two flushes would get
-        the error.
+        The system reports a failed write once per open file: with shared descriptors, one of two flushes would miss the
+        error.
         """
         segments = self.segments
         return CommitLog(segments.directory.parent, segments.size, writable=False, files=OpenFiles(1))
@@ -76,7 +74,6 @@ class CommitLog:
         return self.segments.first()
 
     def has_room(self, begin: int, size: int) -> bool:
-        """Whether records of `size` bytes and a blank fit in the segment of `begin`."""
         return size <= self.segments.size - begin % self.segments.size - END_FILE_MIN_BLANK_BYTES
 
     @property
@@ -84,21 +81,14 @@ class CommitLog:
         return self.segments.size - END_FILE_MIN_BLANK_BYTES
 
     def can_be_record(self, at: int, size: int) -> bool:
-        """Return whether a record can begin at log offset `at`. Raises `OffsetLost`.
-
-        Call this before reading the record, because a damaged size may be a gigabyte.
-        """
+        """Call this before reading a record, because a damaged size may be a gigabyte. Raises `OffsetLost`."""
         if at < 0 or MIN_RECORD_BYTES <= size <= _SHORT_BYTES:
             return at >= 0
         is_within = MIN_RECORD_BYTES <= size <= self.next_segment(at) - at
         return is_within and lengths_add_up(size, lambda begin, length: self.segments.read(at + begin, length))
 
     def place(self, begin: int, sizes: npt.NDArray[np.int64]) -> Placement:
-        """Compute the positions of records from log offset `begin` on.
-
-        A record goes to the next segment if it and a blank do not fit (RocketMQ's `END_FILE_MIN_BLANK_LENGTH`). Raises
-        `MessageRefused` for a record larger than a segment.
-        """
+        """As in RocketMQ, a record goes to the next segment if it and a blank do not fit."""
         size = self.segments.size
         ends = np.cumsum(sizes)
         if len(sizes) and self.has_room(begin, total := int(ends[-1])):  # usually
@@ -130,10 +120,7 @@ class CommitLog:
     def stretches(
         self, placement: Placement, encoded: Callable[[int, int], memoryview]
     ) -> Iterator[tuple[int, bytes | memoryview]]:
-        """Yield the writes of an append: blanks, then the records in pieces.
-
-        encoded: returns the bytes of records [first, last).
-        """
+        """Yield the writes of an append. encoded: returns the bytes of records [first, last)."""
         for at in placement.blanks:
             blank = np.zeros(1, BLANK)
             blank["length"], blank["magic"] = self.segments.size - at % self.segments.size, MAGIC_BLANK
@@ -173,9 +160,6 @@ class CommitLog:
             self.segments.flush(begin, stop)
 
     def is_written_at(self, at: int) -> bool:
-        """Return whether something was written at log offset `at`: the first field of a record or a blank is
-        not zero.
-        """
         try:
             return any(self.segments.read(at, _HEAD_BYTES, current=True))
         except OffsetLost:

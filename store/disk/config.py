@@ -100,7 +100,6 @@ class StoreConfig:
         return self.flushDiskType == "SYNC_FLUSH"
 
     def with_file_sizes(self, commit_log: int | None, consume_queue: int | None) -> StoreConfig:
-        """Return a copy with other file sizes. None keeps the configured size."""
         return replace(
             self,
             mappedFileSizeCommitLog=commit_log or self.mappedFileSizeCommitLog,
@@ -108,14 +107,11 @@ class StoreConfig:
         )
 
     def text(self) -> str:
-        """Return the file's content, in ASCII."""
         return "".join(_line(field.name, getattr(self, field.name)) for field in fields(self))
 
     @staticmethod
     def load(path: str | os.PathLike[str], others: Collection[str] = ()) -> StoreConfig:
-        """Read settings from a file. Raises `ConfigError` as `read_settings`. others: keys to ignore without a
-        warning.
-        """
+        """Read settings from a file. others: keys to ignore without a warning. Raises `ConfigError`."""
         values = read_settings(path, others)
         try:
             return StoreConfig(**values)
@@ -126,8 +122,8 @@ class StoreConfig:
 def read_settings(path: str | os.PathLike[str], others: Collection[str] = ()) -> dict[str, Any]:
     """Read a `store.conf` or a RocketMQ `broker.conf`.
 
-    Unknown keys are ignored with one warning for all, keys in `others` without a warning. Raises `ConfigError` for a
-    wrong value or a misspelt key.
+    Unknown keys are ignored with one warning, keys in `others` without. Raises `ConfigError` for a wrong value or a
+    misspelt key.
     """
     values: dict[str, Any] = {}
     passed_over: list[str] = []
@@ -148,12 +144,11 @@ def read_settings(path: str | os.PathLike[str], others: Collection[str] = ()) ->
 
 
 def existing_settings(path: Path) -> dict[str, Any]:
-    """Return the settings of a file, {} if it is missing or empty."""
     return read_settings(path) if settings_text(path) else {}
 
 
 def settings_text(path: Path) -> bytes:
-    """Return the content of a file, b"" if it is missing, or if a crash left it empty or full of zeros."""
+    """Return b"" if the file is missing, or if a crash left it empty or full of zeros."""
     try:
         text = read_file(path, MAX_BYTES)
     except StoreUnavailable as error:
@@ -164,7 +159,6 @@ def settings_text(path: Path) -> bytes:
 
 
 def parsed(where: str, key: str, text: str, kind: type) -> Any:
-    """Raises `ConfigError`."""
     parse, name = _KINDS[kind]
     try:
         return parse(text.strip())
@@ -207,7 +201,7 @@ def _refuse_misspelt(where: str, key: str) -> None:
 
 
 def with_settings(text: bytes, values: Mapping[str, object]) -> bytes:
-    """Return the text of a file with changed or added settings. All other lines keep their bytes."""
+    """Change or add settings. All other lines keep their bytes."""
     import javaproperties
 
     kept = [element for element in javaproperties.parse(text) if getattr(element, "key", None) not in values]

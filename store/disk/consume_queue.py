@@ -1,7 +1,7 @@
 """The ConsumeQueue of one queue: its first and last entries.
 
 An entry counts if `size > 0` and `physical_offset + size <= confirm offset`. No entry after the queue's end counts, so
-the end is found by bisection. Later searches start at the end that was found last.
+the end is found by bisection.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ IsMessage = Callable[[str, int, int, int, int], bool]  # topic, queue id, queue 
 
 class QueueEnd:
     def __init__(self, files: QueueFiles, name: tuple[str, int], least_end: int, is_message: IsMessage | None) -> None:
-        """least_end: number of entries that the queue once had. is_message: a further condition for an entry to
-        count.
-        """
+        """least_end: entries that the queue once had. is_message: a further condition for an entry to count."""
         self._files = files
         self._name = name
         self._least_end = least_end
@@ -37,7 +35,7 @@ class QueueEnd:
         self._found_end = 0
 
     def find(self, confirm_offset: int) -> int:
-        """Return the queue offset after the last entry that counts. Raises as `check`, and if entries were lost."""
+        """Return the queue's end. Raises as `check`, and if entries were lost."""
         if not self._found_end and not self._least_end and not self._files.segments.has_folder:
             return self._files.begin  # one system call instead of three: many queues are empty
         start, low = self._found_end, self._end_nearby(confirm_offset)
@@ -63,10 +61,7 @@ class QueueEnd:
         return None
 
     def _search_end(self, confirm_offset: int) -> tuple[int, int]:
-        """Search the end. Return the offset where the search began, and the end.
-
-        Raises as `check`, because a missing file would look like the end.
-        """
+        """Return where the search began, and the end. Calls `check`: a missing file would look like the end."""
         seen = self._found_end
         is_first = not seen or not self._counts(seen - 1, confirm_offset)
         start = low = self._known_end(self._files.check(), confirm_offset) if is_first else seen
@@ -82,10 +77,10 @@ class QueueEnd:
         return start, end
 
     def _must_be_end(self, end: int, confirm_offset: int, *, is_first: bool) -> None:
-        """Raise `CorruptSegment` if an entry after `end` counts, because then the entry at `end` is damaged.
+        """An entry after `end` shows that the entry at `end` is damaged, unless that counts by now: a broker has
+        written both.
 
-        There is no error if the entry at `end` counts by now: a broker has written both. is_first: the queue is unknown
-        or its files changed, so check all later entries.
+        is_first: the queue is unknown or its files changed, so check all later entries.
         """
         found = self._any_counts(end + 1, self._files.entries_or_zeros(end + 1, end + _NEARBY).tolist(), confirm_offset)
         at = end + _NEARBY
@@ -96,16 +91,13 @@ class QueueEnd:
             raise CorruptSegment(f"{self._files}: entry {end} is damaged, but entries follow it. {MAKE_ANEW}")
 
     def _any_counts(self, start: int, rows: list[tuple[int, int, int]], confirm_offset: int) -> bool:
-        """Return whether any of these entries counts. start: queue offset of the first one. It is above 0, so an entry
-        with log offset 0 is empty.
-        """
+        """start: queue offset of the first row. It is above 0, so an entry with log offset 0 is empty."""
         for index, (at, size, _) in enumerate(rows, start):
             if at and self._is_published(index, at, size, confirm_offset):
                 return True
         return False
 
     def _known_end(self, first: int, confirm_offset: int) -> int:
-        """Return the last known end. Raises `CorruptSegment` if the entry before it is damaged."""
         least = self._least_end
         if least > first and not self._counts(least - 1, confirm_offset):
             raise CorruptSegment(f"{self._files}: entry {least - 1} existed before and is missing. {MAKE_ANEW}")
@@ -149,18 +141,16 @@ class ConsumeQueue(QueueFiles):
         return ConsumeQueue(topic, queue_id, queue_segments(root, topic, queue_id, file_size, writable=writable))
 
     def max_offset(self, confirm_offset: int) -> int:
-        """See `QueueEnd.find`."""
         return self._end.find(confirm_offset)
 
     def known_end(self, least: int, confirm_offset: int) -> int:
-        """Return `max_offset`. Raises `CorruptSegment` if it is below `least`."""
         found = self.max_offset(confirm_offset)
         if found < least:
             raise CorruptSegment(f"{self}: ends at {found}, but had {least} entries before. {MAKE_ANEW}")
         return found
 
     def dispatched(self, confirm_offset: int) -> int:
-        """Return the log offset (bytes) after the last record that counts, 0 if there is none."""
+        """Return the log offset after the last record that counts, 0 if there is none."""
         while True:
             max_offset = self.max_offset(confirm_offset)
             with suppress(OffsetLost):  # retention deleted the file: try again
@@ -171,8 +161,8 @@ class ConsumeQueue(QueueFiles):
     def min_offset(self, min_physical_offset: int, max_offset: int) -> int:
         """Return the queue offset of the first entry whose record the log still has, or `max_offset`.
 
-        Raises as `entries`. Raises `CorruptSegment` if the entry before it is damaged, because then older entries may
-        have records, too.
+        Raises as `entries`, and `CorruptSegment` if the entry before it is damaged: older entries may then have
+        records, too.
         """
         (seen, at), high = self._found_first, max_offset
         if at <= min_physical_offset and seen < high and not self._is_behind(seen, min_physical_offset):  # usually
@@ -193,7 +183,6 @@ class ConsumeQueue(QueueFiles):
         return low
 
     def _is_damaged(self, offset: int, first: int) -> bool:
-        """Return whether an entry is empty, or its log offset is not above that of the entry before it."""
         try:
             entries = self.entries(max(offset - 1, first), offset + 1)
         except OffsetLost:
@@ -205,7 +194,7 @@ class ConsumeQueue(QueueFiles):
     def begin_at(self, start: int, min_physical_offset: int) -> None:
         """Prepare the queue for its first entry at `start`, so that no earlier entry counts.
 
-        As RocketMQ does, fill the file before `start` with pre-blank entries. Entries of deleted records are kept,
+        As in RocketMQ, the file is filled with pre-blank entries up to `start`. Entries of deleted records are kept,
         unless `min_offset` would find the last of them damaged.
         """
         first = start - start % self.entries_per_file  # may be missing although later files exist
@@ -243,9 +232,9 @@ class ConsumeQueue(QueueFiles):
             self.segments.flush_names()
 
     def expire(self, min_physical_offset: int) -> list[tuple[str, int]]:
-        """Delete the files whose records retention deleted, except the last file. Call this as the only writer.
+        """Delete the files whose records retention deleted, except the last. Call this as the only writer.
 
-        Return the path and disk space (bytes) of each.
+        Return path and disk space (bytes) of each.
         """
         gone = []
         for start in self.segments.starts()[:-1]:

@@ -21,9 +21,7 @@ _SHARE = 4  # a store opens at most a quarter of the process's files
 
 
 class ConsumeQueues:
-    """The queues of a directory, cached. A queue has no reference to this object, so its files are closed when this is
-    dropped.
-    """
+    """A queue has no reference to this object, so its files are closed when this is dropped."""
 
     def __init__(
         self,
@@ -35,9 +33,8 @@ class ConsumeQueues:
         recorded_ends: Callable[[], Ends] = dict,
         is_brokers: Callable[[], bool] = lambda: False,
     ) -> None:
-        """recorded_ends: returns the recorded ends of queues; called at the first opening, and again after `forget`.
-        is_brokers: returns whether a RocketMQ broker owns the directory. A broker restarts the queues of recreated
-        topics at 0.
+        """recorded_ends: called at the first opening, and again after `forget`.
+        is_brokers: a broker restarts the queues of recreated topics at 0.
         """
         self.topics = topics = Topics(root)
         self._expected: dict[QueueName, int] = {}
@@ -63,7 +60,6 @@ class ConsumeQueues:
         self._seen = 0  # deletions
 
     def of(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """Return a queue, which may have no files yet."""
         count = self._deletions()
         if count != self._seen or count % 2:  # odd: do not cache queues during a deletion
             self.forget()
@@ -71,7 +67,7 @@ class ConsumeQueues:
         return self._opened(topic, queue_id)
 
     def follow(self, deletions: Callable[[], int]) -> None:
-        """Forget all queues when a topic is deleted. deletions: see `PublishedEnd.deletions`."""
+        """deletions: see `PublishedEnd.deletions`."""
         self._deletions = deletions
 
     def existing(self) -> list[QueueName]:
@@ -92,22 +88,21 @@ class ConsumeQueues:
         self._files.make_room()
 
     def close(self) -> None:
-        """Close all files. The next access opens them again."""
         self._opened.cache_clear()
         self._files.forget_all()
 
     def expect(self, ends: Ends) -> None:
-        """Set the known ends of queues. A queue that is shorter is damaged, unless its topic is deleted later."""
+        """A queue that is shorter is damaged, unless its topic is deleted later."""
         self._deleted = self.topics.deletions()
         self._expected.update(ends)
 
     @property
     def expected(self) -> Ends:
-        """The ends passed to `expect`. Other queues may exist, and queues may have grown since."""
+        """Queues may have grown since `expect`."""
         return self._expected
 
     def at_most(self, topic: str, queue_id: int, confirm_offset: int, offset: int) -> int:
-        """Return `offset`, or the queue's end if that is less. Reads files only for offsets after the expected end."""
+        """Reads files only for offsets after the expected end."""
         if offset <= self._expected.get((topic, queue_id), 0):
             return offset
         return min(offset, self.of(topic, queue_id).max_offset(confirm_offset))
@@ -118,7 +113,7 @@ def _never() -> int:
 
 
 def _open_files() -> int:
-    """Return how many files may be open. If a reader polls more queues in turn, each access opens a file."""
+    """If a reader polls more queues in turn, each access opens a file."""
     least, most = _OPEN_FILES
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return most if soft == resource.RLIM_INFINITY else min(most, max(least, soft // _SHARE))

@@ -38,7 +38,7 @@ _INSTANCES_DIR = "offsets"  # a group's folders, one for each broadcasting membe
 
 
 def check_group_name(group: str) -> None:
-    """Raise `InvalidGroup` for a name that RocketMQ rejects (Validators.checkGroup)."""
+    """As RocketMQ's Validators.checkGroup."""
     if not isinstance(group, str) or not re.fullmatch(TOPIC_CHARACTERS, group):
         raise InvalidGroup(f"group {group!r}: only letters, digits, '%', '|', '_' and '-' are allowed")
     if len(group) > MAX_GROUP_CHARACTERS:
@@ -49,9 +49,7 @@ def check_group_name(group: str) -> None:
 
 
 def check_may_commit(group: str) -> None:
-    """Raise `InvalidGroup` for an invalid name, and for the transactions group, in which a commit could hide open
-    transactions.
-    """
+    """A commit in the transactions group could hide open transactions."""
     check_group_name(group)
     if group == TRANSACTIONS_GROUP:
         raise InvalidGroup(
@@ -61,7 +59,7 @@ def check_may_commit(group: str) -> None:
 
 
 def delay_offsets(root: Path) -> dict[int, int]:
-    """Return the next queue offset to deliver by delay level (from 1; the level's queue id is level - 1)."""
+    """By delay level, from 1. The level's queue id is level - 1."""
     path = root / DELAY_OFFSETS_FILE
     return offset_table(path, _OFFSETS, read_json(path).get(_OFFSETS))
 
@@ -79,9 +77,7 @@ class GroupConfigs:
         return read_table(self._path, _GROUPS)
 
     def retries(self, group: str) -> tuple[int, int]:
-        """Return a group's maximum number of retries, and its number of retry queues (at least 1). Raises
-        `CorruptStore`.
-        """
+        """Return a group's maximum number of retries, and its number of retry queues (at least 1)."""
         settings, standard = self.of(group) or {}, _new_group(group)
 
         def count(name: str, maximum: int) -> int:
@@ -91,7 +87,7 @@ class GroupConfigs:
         return count("retryMaxTimes", INT_MAX), max(1, count("retryQueueNums", MAX_QUEUES))
 
     def create(self, group: str) -> None:
-        """Add a group with RocketMQ's default settings, if it has none. Raises `InvalidGroup`."""
+        """Add a missing group, with RocketMQ's default settings. Raises `InvalidGroup`."""
         check_group_name(group)
         content = read_json(self._path)
         groups = table(self._path, content, _GROUPS)
@@ -101,7 +97,6 @@ class GroupConfigs:
             write_json(self._path, content)
 
     def configure(self, group: str, settings: Mapping[str, Any]) -> None:
-        """Change some settings; create a missing group first. Raises `InvalidGroup`."""
         self.create(group)
         content = read_json(self._path)
         groups = table(self._path, content, _GROUPS)
@@ -155,7 +150,6 @@ class ConsumerOffsets:
         }
 
     def of_groups(self, wanted: Iterable[tuple[str, Queue]]) -> dict[tuple[str, Queue], int]:
-        """Return the offsets of queues in groups. Reads the file once."""
         content = read_json(self._offsets)
         found: dict[tuple[str, Queue], int] = {}
         for key, each in groupby(sorted(wanted), lambda one: _key(one[1].topic, one[0])):
@@ -164,10 +158,7 @@ class ConsumerOffsets:
         return found
 
     def commit_positions(self, group: str, positions: Positions) -> None:
-        """Commit a group's offsets. As in RocketMQ, a commit may go backwards.
-
-        Raises `InvalidGroup`, and `OffsetOutOfRange` for an offset below 0.
-        """
+        """As in RocketMQ, a commit may go backwards. Raises `InvalidGroup`, `OffsetOutOfRange`."""
         check_may_commit(group)
         for queue, offset in positions.items():
             if integer(f"offset of queue {queue.queue_id}", offset) < 0:
@@ -177,11 +168,10 @@ class ConsumerOffsets:
         self.set_positions(group, positions)
 
     def set_positions(self, group: str, positions: Positions) -> None:
-        """Set offsets without checking the group's name, because a broker accepts any name."""
+        """Does not check the group's name, because a broker accepts any name."""
         self.set_of_groups({(group, queue): offset for queue, offset in positions.items()})
 
     def set_of_groups(self, positions: Mapping[tuple[str, Queue], int]) -> None:
-        """Set the offsets of queues in groups. Writes the file once."""
         content = read_json(self._offsets)
         by_key: dict[str, dict[int, int]] = {}
         for (group, queue), offset in positions.items():
@@ -193,7 +183,7 @@ class ConsumerOffsets:
         write_json(self._offsets, content)
 
     def names(self) -> list[str]:
-        """Return the groups that have settings or offsets, sorted."""
+        """Groups that have settings or offsets."""
         committed = (key.partition(GROUP_SEPARATOR)[2] for key in read_table(self._offsets, _OFFSETS))
         return sorted({*self.settings.all(), *filter(None, committed)})
 
@@ -213,7 +203,7 @@ class ConsumerOffsets:
         return self._known(key, table(self._offsets, content, _OFFSETS).get(key))
 
     def _known(self, key: str, found: object) -> dict[int, int]:
-        """Parse offsets without queue -1 and offset -1, which a broker stores but treats as missing."""
+        """A broker stores queue -1 and offset -1, but treats them as missing."""
         if isinstance(found, dict):
             found = {queue: offset for queue, offset in found.items() if queue != "-1" and offset != -1}
         return offset_table(self._offsets, key, found)

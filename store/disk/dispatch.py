@@ -45,10 +45,8 @@ SIZE_BYTES = RECORD_HEADER["total_size"].itemsize
 
 @dataclass(frozen=True)
 class LogChunk:
-    """Consecutive valid records of the log.
-
-    begin: log offset of the first record. end: after the last record, or after the blank that follows it. records,
-    offsets (in the log), topics: n of each.
+    """begin, end: log offsets, including a blank after the last record.
+    records, offsets (in the log), topics: n of each.
     """
 
     begin: int
@@ -85,8 +83,7 @@ def walk(
     """Yield the log's records in chunks, from record boundary `begin` to the first invalid record, as RocketMQ
     recovers.
 
-    A valid record has a valid length, magic, physical offset, parts, topic and (with `check_crc`) body CRC. A chunk has
-    records, a blank, or both. until: record boundary at which to stop.
+    A chunk has records, a blank, or both. until: record boundary at which to stop.
 
     torn_from: log offset after which a machine crash may have lost sectors. After it, a record with a sector of zeros
     in its properties is invalid, unless a checksum covers the properties.
@@ -129,10 +126,7 @@ def _chunk(log: CommitLog, at: int, length: int, *, check_crc: bool, torn_from: 
 
 
 def _have_no_lost_sector(records: RecordView, at: int) -> Mask:
-    """Return a mask of the records whose properties, which no body CRC covers, have no sector of zeros.
-
-    at: position of the records' view in its segment.
-    """
+    """No body CRC covers the properties. at: position of the records' view in its segment."""
     whole = np.ones(len(records), np.bool_)
     begins, ends = records.properties_starts, records.properties_starts + records.properties_lengths
     sectors = -(-(begins + at) // SECTOR_BYTES) * SECTOR_BYTES - at
@@ -149,10 +143,6 @@ def _read(log: CommitLog, at: int, length: int) -> bytes:
 
 
 def split_records(data: bytes) -> tuple[list[int], list[int], int]:
-    """Return positions and sizes of the complete records, and the position after the last.
-
-    In a Python loop, because each record's length gives the position of the next.
-    """
     positions, sizes, position, last = [], [], 0, len(data) - MIN_RECORD_BYTES
     while position <= last:
         size, magic = _BEGIN(data, position)
@@ -228,7 +218,7 @@ def light_entries(chunk: LogChunk) -> Iterator[tuple[str, int, Ints, Entries]]:
 def all_entries(chunk: LogChunk, deleted: Mapping[str, int]) -> Iterator[tuple[str, int, Ints, Entries, bool]]:
     """Yield `queue_entries` (certain: True) and `light_entries` (certain: False), each queue's in log order.
 
-    deleted: see `Topics.deletions`. Records of deleted topics are left out.
+    deleted: see `Topics.deletions`.
     """
     certain, light = ((*piece, True) for piece in queue_entries(chunk)), [*light_entries(chunk)]
     pieces: Iterable[tuple[str, int, Ints, Entries, bool]] = certain
@@ -242,11 +232,9 @@ def all_entries(chunk: LogChunk, deleted: Mapping[str, int]) -> Iterator[tuple[s
 
 
 def with_delivery_times(chunk: LogChunk, topic: str, entries: Entries, found: Entries) -> Entries:
-    """Return rebuilt entries of a queue of delayed messages, with the delivery times of the queue's own entries
-    `found`.
+    """Give rebuilt entries of delayed messages the delivery times of the queue's own entries `found`, shape (k,) each.
 
-    The broker's `messageDelayLevel` is unknown here, so every time that is not before the store time is accepted. Both
-    arrays have shape (k,).
+    The broker's `messageDelayLevel` is unknown, so every time that is not before the store time is accepted.
     """
     if topic != SCHEDULE_TOPIC:
         return entries
@@ -260,7 +248,7 @@ def with_delivery_times(chunk: LogChunk, topic: str, entries: Entries, found: En
 
 
 def index_keys(chunk: LogChunk, *, tags: bool) -> tuple[KeyHashes, Ints, Ints]:
-    """Return hashes, log offsets and store times (ms) of all keys. tags: include the messages' tags as keys."""
+    """Return hashes, log offsets and store times (ms)."""
     topics = chunk.topics.cast(pa.binary()).cast(pa.string())
     unique_keys, keys = map(chunk.properties.value, (PROPERTY_UNIQ_KEY, PROPERTY_KEYS))
     hashes, rows = key_hashes(topics, unique_keys, keys, chunk.properties.value(PROPERTY_TAGS) if tags else None)

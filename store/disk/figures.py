@@ -2,9 +2,8 @@
 
     clients/{process}-{its start}-{number}.json     a list of `Figure`s
 
-Each store that is open for writing, each consumer, and each Spark query of a group has a file. Its process rewrites the
-file about once a second, so a killed process loses its last second. Readers ignore the files of ended processes; the
-next writer removes them.
+Each store that is open for writing, each consumer, and each Spark query of a group rewrites its file about once a
+second. Readers ignore the files of ended processes; the next writer removes them.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ _logger = logging.getLogger("store")
 
 
 class Figure(msgspec.Struct):
-    """One metric. Any thread may update it, without a lock: concurrent updates may lose one.
+    """Any thread may update a metric, without a lock: concurrent updates may lose one.
 
     total: sum of all measurements, ms. counts: of a histogram, by bucket; of a gauge, its value in `counts[0]`.
     """
@@ -79,7 +78,7 @@ class Figure(msgspec.Struct):
         self.total += milliseconds
 
     def add_all(self, milliseconds: Floats) -> None:
-        """Add measurements to a histogram. milliseconds: shape (n,), n >= 1."""
+        """milliseconds: shape (n,), n >= 1."""
         found = np.searchsorted(BUCKETS[self.name], milliseconds)
         for bucket, more in enumerate(np.bincount(found, minlength=_COUNTS).tolist()):
             self.counts[bucket] += more
@@ -94,8 +93,6 @@ class Figure(msgspec.Struct):
 
 
 class Figures:
-    """The metrics of one process. root: the store's directory, None to write no file."""
-
     def __init__(self, root: Path | None = None) -> None:
         self._root = root
         self._process = os.getpid()
@@ -106,7 +103,6 @@ class Figures:
         self._is_over = self._has_failed = False
 
     def of(self, name: str, topic: str = "", group: str = "") -> Figure:
-        """Return a metric, created if it is new. name: a key of BUCKETS, HELD, READS, DELIVERS, or one of REFUSED."""
         labels = name, topic, group
         return self._figures.get(labels) or self._figures.setdefault(labels, Figure(*labels))
 
@@ -114,9 +110,7 @@ class Figures:
         self._figures.pop((figure.name, figure.topic, figure.group), None)
 
     def write(self) -> None:
-        """Write the file if a metric changed. Does nothing in a forked child. Of repeated OS errors, only the first is
-        logged.
-        """
+        """Of repeated OS errors, only the first is logged."""
         if self._root is None or os.getpid() != self._process:
             return
         with self._turn:
@@ -133,7 +127,6 @@ class Figures:
                 self._has_failed = True
 
     def close(self) -> None:
-        """Remove the file. Idempotent; does nothing in a forked child."""
         if not self._is_over and os.getpid() == self._process:
             self._is_over = True
             with self._turn, suppress(OSError):
@@ -142,7 +135,7 @@ class Figures:
 
 
 def figures_in(root: Path) -> Iterator[tuple[str, Figure]]:
-    """Yield the figures of all running processes, each with its file's stem. Warns of files that cannot be parsed."""
+    """Yield the figures of running processes, each with its file's stem."""
     folder = root / CLIENTS_DIR
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         name = _NAME.fullmatch(path.name)
@@ -174,7 +167,7 @@ def _runs(name: re.Match[str]) -> bool:
 
 
 def _start_of(process: int) -> str | None:
-    """Return when a process started, in clock ticks since boot. Return None if it has ended."""
+    """In clock ticks since boot; None if the process has ended."""
     try:
         return _PROC.joinpath(str(process), "stat").read_text().rpartition(")")[2].split()[19]
     except OSError:

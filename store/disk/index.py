@@ -43,7 +43,7 @@ class IndexFiles:
         return file
 
     def names(self, *, empty: bool = False) -> list[str]:
-        """Return the names of the files, oldest first. Names that are no times are ignored, as in RocketMQ.
+        """Return the names, oldest first. Names that are no times are ignored, as in RocketMQ.
 
         empty: include empty files, which a broker is creating or a machine crash left.
         """
@@ -51,7 +51,6 @@ class IndexFiles:
         return [name for name, status in files if name.isascii() and name.isdigit() and (status.st_size or empty)]
 
     def check(self) -> None:
-        """Raise `ConfigError` if a file does not have the configured number of slots and entries."""
         for name in self.names():
             self.file(name)
 
@@ -61,9 +60,7 @@ class IndexFiles:
         return [(h["begin_offset"], h["end_offset"]) for h in headers if h["next_entry"] > INDEX_NO_ENTRY + 1]
 
     def create(self, last_name: str) -> str:
-        """Create a new last file, and return its name. As in RocketMQ, its header begins with the end of the file
-        before it.
-        """
+        """As in RocketMQ, a header begins with the end of the file before it."""
         name = _name_after(last_name)
         last = self.file(last_name).header() if last_name else {"end_timestamp": 0, "end_offset": 0}
         header = {
@@ -88,17 +85,14 @@ class IndexFiles:
         self.delete_for_good([name for name in self.names(empty=True) if name not in names])
 
     def delete_for_good(self, names: list[str]) -> None:
-        """Delete files durably, because after a crash all files except the last are expected to be complete."""
+        """Durable, because after a crash all files except the last are expected to be complete."""
         for name in names:
             self._delete(name)
         if names:
             sync_names(self.directory)
 
     def expire(self, min_physical_offset: int) -> list[tuple[str, int]]:
-        """Delete the files whose records retention deleted, except the last file.
-
-        Return the path and disk space (bytes) of each.
-        """
+        """See `ConsumeQueue.expire`."""
         names = self.names()[:-1]
         expired = [name for name in names if self.file(name).header()["end_offset"] < min_physical_offset]
         return [(str(self.directory / name), self._delete(name)) for name in expired]
@@ -117,19 +111,17 @@ class IndexFiles:
             self.file(name).flush()
 
     def close_deleted(self) -> None:
-        """Close deleted files, because an open file keeps its disk space."""
         names = self.names()
         if not set(self._listed) <= set(names):
             self._opened.cache_clear()
         self._listed = names
 
     def close(self) -> None:
-        """Close all files. The next access opens them again."""
         self._opened.cache_clear()
 
 
 class Index(IndexFiles):
-    """The keys of all files. Only one process may write at a time, under the store lock."""
+    """Only one process may write at a time, under the store lock."""
 
     def __init__(
         self,
@@ -215,7 +207,7 @@ class Index(IndexFiles):
                     yield from self.file(name).candidates(wanted, *((-math.inf, math.inf) if is_ever else (begin, end)))
 
     def has(self, physical_offset: int, name: str) -> bool:
-        """Return whether a key of this record is indexed, probably in file `name`. Raises `ConfigError`."""
+        """Return whether a key of this record is indexed, probably in file `name`."""
         with suppress(FileNotFoundError, ConfigError):  # listing many files is slow
             if self.file(name).has(physical_offset):
                 return True
@@ -226,9 +218,9 @@ class Index(IndexFiles):
         return False
 
     def last_keys(self, end_offset: int, since: str = "") -> dict[str, int]:
-        """Return the log offset of the last record before `end_offset` in each file, by file name.
+        """Return the log offset of the last record before `end_offset` in each file from `since` on.
 
-        If a record has keys in two files, it counts for the later file. since: name of the first file to read.
+        If a record has keys in two files, it counts for the later file.
         """
         found = {}
         for name in reversed(self.names()):
@@ -243,15 +235,13 @@ class Index(IndexFiles):
     def keys_complete_from(self, end_offset: int) -> int | None:
         """Return the log offset from which on the index has all keys of records up to `end_offset`, None if unknown.
 
-        It is the first record in the oldest file that ends at or after `end_offset`. Earlier keys may have been in
-        deleted files.
+        Earlier keys may have been in deleted files.
         """
         headers = (self.file(name).header() for name in self.names())
         filled = (header for header in headers if header["next_entry"] > INDEX_NO_ENTRY + 1)
         return next((header["begin_offset"] for header in filled if header["end_offset"] >= end_offset), None)
 
     def truncate(self, end_offset: int) -> None:
-        """Drop the keys of records from log offset `end_offset` on."""
         kept, behind = self.names(), []
         while kept and not self._begins_before(kept[-1], end_offset):
             behind.append(kept.pop())
@@ -260,18 +250,14 @@ class Index(IndexFiles):
             self.file(kept[-1]).truncate(end_offset)
 
     def are_consistent(self, names: list[str], end: int) -> bool:
-        """Return whether these files have the keys that their headers count. If a key is missing, a lookup would not
-        find later ones.
-
-        end: log offset from which on keys may come from an unfinished append.
-        """
+        """See `IndexFile.is_consistent`. end: log offset from which on keys may come from an unfinished append."""
         try:
             return all(self.file(name).is_consistent(end) for name in names)
         except ConfigError:
             return False
 
     def trusted(self, safe_timestamp: int | None = None) -> list[str]:
-        """Return the names of the files that a machine crash cannot have damaged. Raises `ConfigError`.
+        """Return the files that a machine crash cannot have damaged. Raises `ConfigError`.
 
         safe_timestamp: `indexMsgTimestamp` (ms) of a RocketMQ checkpoint. Files that end at or before it were synced.
         None: all files except the last, because this store syncs a file before it creates the next.

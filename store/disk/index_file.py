@@ -1,8 +1,7 @@
 """One file of the key index: a hash table over the commit log, as in RocketMQ's IndexFile.
 
-An entry has the hash of `topic#key`, so the caller of a lookup compares topic and key. The write order is entries,
-header, slots. A killed process leaves entries without a count in the header, or without a slot; `IndexFile.truncate`
-removes both.
+The write order is entries, header, slots. A killed process leaves entries without a count in the header, or without a
+slot; `IndexFile.truncate` removes both.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ assert (_HEADER.size, _ENTRY.size, _SLOT.size) == (INDEX_HEADER.itemsize, INDEX_
 
 
 def file_bytes(slots: int, entries: int) -> int:
-    """Return the size of a file. entries: includes entry 0, which is never used."""
+    """entries: includes entry 0, which is never used."""
     return INDEX_HEADER.itemsize + slots * INDEX_SLOT.itemsize + entries * INDEX_ENTRY.itemsize
 
 
 class IndexSlots:
-    """The slots of a file as a mapped array, to read and write many at once.
+    """The slots of a file as a mapped array.
 
     Touching a page in a hole allocates disk space, and on a full device kills the process. So `reserve` first rewrites
     every page unchanged with `pwrite`, which fails with an error instead.
@@ -82,18 +81,13 @@ class IndexSlots:
         return self._values[slots].astype(np.int64)
 
     def set(self, slots: Ints, numbers: Ints) -> None:
-        """Set slots. The newest entry is set last, so if it is set, all are."""
+        """The newest entry is set last, so if it is set, all are."""
         last = int(numbers.argmax())
         for part in (slice(last), slice(last + 1, None), slice(last, last + 1)):
             self._values[slots[part]] = numbers[part]
 
 
 class IndexTable:
-    """Header, slots and entries of one file.
-
-    Uses `pread` and `pwrite`, because the file is sparse (see `segments`).
-    """
-
     def __init__(self, path: Path, slots: int, entries: int, *, writable: bool) -> None:
         self.path = path
         self.slots = slots
@@ -114,7 +108,7 @@ class IndexTable:
         return self.file.is_deleted
 
     def header(self) -> Header:
-        """Return the header. `next_entry` is limited to [1, capacity], because a damaged one may be outside."""
+        """`next_entry` is limited to [1, capacity], because a damaged one may be outside."""
         values = _HEADER.unpack(self.file.read(0, _HEADER.size))
         header = dict(zip(INDEX_HEADER.names or (), values, strict=True))
         header["next_entry"] = min(max(header["next_entry"], INDEX_NO_ENTRY + 1), self.capacity)
@@ -154,7 +148,7 @@ class IndexTable:
         return number
 
     def restore_slot(self, slot: int, number: int) -> None:
-        """Set a slot unless it has this value: the slot may be in a hole, and writing would allocate disk space."""
+        """An unchanged slot is not written: it may be in a hole, and would take disk space."""
         position, value = file_bytes(slot, 0), _SLOT.pack(number)
         if self.file.read(position, _SLOT.size) != value:
             self.file.write(position, value)
@@ -169,11 +163,11 @@ class IndexTable:
 
 class IndexFile(IndexTable):
     def is_consistent(self, end: int) -> bool:
-        """Return whether the file has the entries that its header counts, and their slots are set. Call this without
+        """Return whether header and slots fit the entries. Otherwise a lookup would miss keys. Call this without
         writers.
 
-        The header must have the log offsets of its first and last entry. The slot of the last entry before log offset
-        `end` must refer to that or a later entry, because an append sets it last.
+        The slot of the last entry before log offset `end` must refer to that or a later entry, because an append sets
+        it last.
         """
         header = self.header()
         if header["next_entry"] == INDEX_NO_ENTRY + 1:
@@ -191,12 +185,12 @@ class IndexFile(IndexTable):
         return number < limit and self.entries(number, number + 1)[0]["physical_offset"] == physical_offset
 
     def last_before(self, end_offset: int) -> int | None:
-        """Return the log offset of the last record before `end_offset` that has an entry."""
+        """Return the log offset of the last indexed record before `end_offset`."""
         number = self.first_from(end_offset, self.header()["next_entry"]) - 1
         return int(self.entries(number, number + 1)[0]["physical_offset"]) if number > INDEX_NO_ENTRY else None
 
     def append(self, hashes: KeyColumn, physical_offsets: KeyColumn, timestamps: KeyColumn) -> int:
-        """Add keys in order, as many as fit, and return their number. timestamps: ms.
+        """Return the number of added keys. timestamps: ms.
 
         As in RocketMQ, records before the file's newest record are skipped, and counted as added.
         """
@@ -298,16 +292,14 @@ class IndexFile(IndexTable):
 
 
 def _stable_order(values: Ints) -> Ints:
-    """Return a stable argsort of numbers from 0 to 2^31 - 1. It sorts pairs, because numpy sorts values faster than
-    indices.
-    """
+    """Argsort numbers from 0 to 2^31 - 1. It sorts pairs, because numpy sorts values faster than indices."""
     pairs = (values << _ROW_BITS) | np.arange(len(values))
     pairs.sort()
     return pairs & ((1 << _ROW_BITS) - 1)
 
 
 def _count(header: Header, first: tuple[int, int], last: tuple[int, int], entries: int, new_slots: int) -> None:
-    """Update a header after an append. first, last: physical offset and store time of the first and last record."""
+    """first, last: physical offset and store time of a record."""
     if header["next_entry"] == INDEX_NO_ENTRY + 1:
         header["begin_offset"], header["begin_timestamp"] = first
     header["end_offset"], header["end_timestamp"] = last
@@ -316,10 +308,7 @@ def _count(header: Header, first: tuple[int, int], last: tuple[int, int], entrie
 
 
 def _seconds(timestamps: Ints, header: Header) -> Ints:
-    """Return the times of entries, in seconds after the header's begin.
-
-    As in RocketMQ, the first entry of a file counts from the begin time that the header had before the entry.
-    """
+    """As in RocketMQ, the first entry of a file counts from the begin time that the header had before the entry."""
     is_first = header["next_entry"] == INDEX_NO_ENTRY + 1
     seconds = seconds_since(int(timestamps[0]) if is_first else header["begin_timestamp"], timestamps)
     seconds[:1] = seconds_since(header["begin_timestamp"], timestamps[:1])

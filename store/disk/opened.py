@@ -29,8 +29,6 @@ _all: WeakSet[Opened] = WeakSet()
 
 
 class Opened:
-    """A handle that cannot be copied or pickled, and that is closed in forked children."""
-
     _is_over = False
 
     def __init__(self, what: str, opener: str) -> None:
@@ -65,7 +63,7 @@ class Opened:
 
 
 def shown(handle: Opened, details: Callable[[], str]) -> str:
-    """Return the `repr` of a handle: how to open it, its state, and `details` if it is open. Never raises."""
+    """Return the `repr` of a handle, with `details` if it is open. Never raises."""
     try:
         if handle.is_forked:
             state = f"opened in process {handle._process}"
@@ -79,7 +77,7 @@ def shown(handle: Opened, details: Callable[[], str]) -> str:
 
 
 class Descriptor(Opened):
-    """An open file or folder, to lock or write. fd: -1 after it was closed, and in a forked child."""
+    """fd: -1 after it was closed, and in a forked child."""
 
     fd = -1
 
@@ -118,7 +116,6 @@ class PinnedPath:
     """Detects that a path no longer names the opened file or directory."""
 
     def __init__(self, path: Path, status: os.stat_result | None = None) -> None:
-        """status: the status of the opened file; by default, of the file that `path` names now."""
         self.path = path
         with system_errors(path):
             status = status or os.stat(path)
@@ -144,10 +141,7 @@ class PinnedPath:
 
 
 def is_owned(condition: Condition) -> bool:
-    """Return whether the calling thread holds the condition's lock, as in a signal handler that interrupted its owner.
-
-    This uses that `notify` raises an error without the lock.
-    """
+    """Return whether this thread holds the condition's lock: otherwise `notify` raises an error."""
     try:
         condition.notify(0)
     except RuntimeError:

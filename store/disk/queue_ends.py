@@ -1,8 +1,6 @@
 """The file `queueends`: the end of every queue at some length of the log, to detect lost queue files.
 
 A queue that lost its folder or last file looks like a shorter queue, and an append would assign its offsets again.
-RocketMQ does not have this file. Recovery writes it, the flusher from time to time, and the last writer when it closes
-the store. If it is damaged, the queues are rebuilt from the log.
 """
 
 from __future__ import annotations
@@ -73,9 +71,8 @@ class QueueEnds:
 
     @staticmethod
     def read(root: Path) -> QueueEnds | None:
-        """Read the file, without topics that were deleted later.
-
-        Return None if the file is missing, or with a warning if it is damaged.
+        """Read the file, without topics that were deleted later. Return None if it is missing, or with a warning if
+        damaged.
         """
         try:
             found = QueueEnds.sound(root)
@@ -88,7 +85,7 @@ class QueueEnds:
 
     @staticmethod
     def sound(root: Path) -> QueueEnds | None:
-        """Read the file. Return None if it is missing. Raises `CorruptStore` if it is damaged."""
+        """Raises `CorruptStore` if the file is damaged."""
         try:
             noted = decode(_checked(read_file(root / QUEUE_ENDS_FILE, _MAX_BYTES)), _QueueEndsFile)
             ends, at = {(topic, queue): end for topic, queue, end in noted.queues}, noted.logOffset
@@ -116,9 +113,7 @@ class QueueEnds:
         return found
 
     def write(self, root: Path, index: Index) -> None:
-        """Write the file. An OS error, such as a full device, is ignored: the next opening then reads more of
-        the log.
-        """
+        """An OS error, such as a full device, is ignored: the next opening then reads more of the log."""
         queues = [(topic, queue, end) for (topic, queue), end in sorted(self.of.items())]
         with suppress(OSError, ConfigError):  # a foreign file in the index
             # Keys after `at` may still be undone. Files before the newest recorded one got no more keys.
@@ -130,9 +125,7 @@ class QueueEnds:
             self.written_at = self.at
 
     def is_due(self, index: Index) -> bool:
-        """Return whether to write the file: since the last time, much of the log or the first key of an index file was
-        flushed.
-        """
+        """Return whether much of the log, or the first key of an index file, was flushed since the last write."""
         if self.at - self.written_at >= _WRITE_EVERY:
             return True
         newest = max(self.index, default="")
@@ -145,7 +138,7 @@ class QueueEnds:
     def forget(self, deleted: Mapping[str, int]) -> None:
         """Drop the queues of topics that were deleted after `at`. deleted: see `Topics.deletions`.
 
-        A topic that was deleted before `at` has been recreated, so its queues are kept.
+        A topic that was deleted before `at` has been recreated.
         """
         for name in [name for name in self.of if deleted.get(name[0], -1) >= self.at]:
             del self.of[name]
@@ -163,9 +156,8 @@ class QueueEnds:
         self.at = max(self.at, end)
 
     def complete(self, log: CommitLog, written: QueueEnds, deleted: Mapping[str, int] = NOTHING) -> bool:
-        """Close the gaps with another writer's file and the log. Return whether all are closed.
-
-        If the log is damaged or its beginning was deleted, the next opening reads the whole log.
+        """Close the gaps with another writer's file and the log. If the log is damaged, return False: the next opening
+        reads the whole log.
         """
         self._merge(written.of)
         self.index |= written.index
@@ -194,7 +186,7 @@ class QueueEnds:
         """Return whether queues and index have all entries recorded here, and the queues all entries of the log up to
         `end`.
 
-        Queues of topics that a broker deleted are ignored, if brokers list such topics in the table.
+        Queues of unlisted topics are ignored: a broker deleted them.
 
         announced: log offset up to which an unfinished append may have written; `end` if there is none. Entries after a
         queue's end are allowed if that append wrote to the queue (`Appender.repair` undoes it), or if the log cannot
@@ -232,7 +224,7 @@ class QueueEnds:
     def forget_all_but(self, existing: Sequence[QueueName]) -> bool:
         """Forget queues that a broker deleted, because it restarts them at 0. Return whether there were any.
 
-        Call this only if `match_files` returned True.
+        Call this only after `match_files` returned True.
         """
         gone = self.of.keys() - set(existing)
         for name in gone:
@@ -259,7 +251,7 @@ class QueueEnds:
 
 
 def _checked(data: bytes) -> bytes:
-    """Return the data if its checksum is right. An earlier version wrote no checksum, so it may be missing."""
+    """An earlier version wrote no checksum, so it may be missing."""
     text, found, crc = data.rpartition(_CRC)
     if found and crc != b"%d}" % zlib.crc32(text):
         raise ValueError
@@ -269,8 +261,8 @@ def _checked(data: bytes) -> bytes:
 def _reaches(folder: str, stop: int, file_size: int, begin: int, end: int, is_last: bool) -> bool:
     """Return whether a queue has the entry before queue offset `stop`, for a record in [begin, end) of the log.
 
-    The next entry must not be for a record before `end`. With `is_last`, it must be empty. For speed in a store with
-    10,000 queues, this uses no `Segments`, paths and arrays.
+    The next entry must not be for a record before `end`. With `is_last`, it must be empty. For speed with 10,000
+    queues, this uses no `Segments`, paths and arrays.
     """
     position = (stop - 1) * CQ_ENTRY.itemsize
     start = position - position % file_size
@@ -280,14 +272,12 @@ def _reaches(folder: str, stop: int, file_size: int, begin: int, end: int, is_la
 
 
 def _has_entries(folder: str, end: int, is_last: bool) -> bool:
-    """Return whether a queue without a recorded end has entries, by the rule of `_reaches`."""
     files = list_files(Path(folder))
     entry = _read(f"{folder}/{files[0][0]}", 0) if files else b""
     return any(entry) if is_last else _counts(entry, end)
 
 
 def _read(path: str, position: int) -> bytes:
-    """Read an entry of a queue's file, and the next one. Return b"" if the file is missing."""
     with system_errors(path):
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -300,7 +290,6 @@ def _read(path: str, position: int) -> bytes:
 
 
 def _counts(data: bytes, end: int, begin: int = 0) -> bool:
-    """Return whether the first entry is for a record in [begin, end) of the log, or a pre-blank entry."""
     # As unsigned, negative numbers are after every end.
     offset, size = (int.from_bytes(data[first:last], "big") for first, last in (_OFFSET, _SIZE))
     return size == CQ_PRE_BLANK_SIZE or (size > 0 and begin <= offset <= end - size)

@@ -28,7 +28,7 @@ def queue_segments(
 
 
 class QueueFiles:
-    """The entries of one queue, including those that do not count. Offsets are queue offsets, not bytes."""
+    """All entries of one queue, also those that do not count. Offsets are queue offsets, not bytes."""
 
     def __init__(self, segments: Segments, begin: int) -> None:
         """begin: see `Topics.begin`."""
@@ -51,19 +51,15 @@ class QueueFiles:
         return bool(self.segments.starts())
 
     def first(self) -> int:
-        """Return the first offset that has a file, but at least `begin`."""
         return max(self.begin, self.segments.first() // CQ_ENTRY.itemsize)
 
     def check(self) -> int:
-        """Return `first()`. Raises `CorruptSegment` for a wrong name or length, or a missing file in the middle."""
+        """Return `first()`. Raises as `Segments.check`."""
         starts = self.segments.check(MAKE_ANEW)
         return max(self.begin, starts[0] // CQ_ENTRY.itemsize if starts else 0)
 
     def entries(self, start: int, end: int, *, current: bool = False) -> Entries:
-        """Return a copy of the entries, shape (end - start,). current: see `Segments.read`.
-
-        Raises `OffsetLost` if a file is missing, `CorruptSegment` if a file was truncated.
-        """
+        """Return a copy, shape (end - start,). current: see `Segments.read`. Raises `OffsetLost`."""
         pieces = []
         while start < end:
             stop = min(end, self.file_end(start))
@@ -72,7 +68,6 @@ class QueueFiles:
         return np.frombuffer(b"".join(pieces), CQ_ENTRY)
 
     def entries_or_zeros(self, start: int, end: int) -> Entries:
-        """Return `entries`, with zeros in the place of missing files."""
         found, at = np.zeros(end - start, CQ_ENTRY), start
         while at < end:
             stop = min(end, self.file_end(at))
@@ -82,10 +77,7 @@ class QueueFiles:
         return found
 
     def write(self, start: int, entries: Entries | bytes) -> bool:
-        """Write entries, or their bytes, from offset `start` on. Create files as needed.
-
-        Return False if this created a file and wrote to its middle, because then earlier entries were lost. Raises
-        `StoreFull`, `FlushFailed`.
+        """Return False if this created a file and wrote to its middle, because then earlier entries were lost.
 
         A file is synced before the next one is created, because after a crash RocketMQ checks only the last three
         files. As in RocketMQ, the first file is filled with pre-blank entries up to the first entry.
@@ -103,7 +95,6 @@ class QueueFiles:
         return is_whole
 
     def write_blank(self, start: int, end: int) -> bool:
-        """Write pre-blank entries. The result is that of `write`."""
         blank = np.zeros(end - start, CQ_ENTRY)
         blank["size"] = CQ_PRE_BLANK_SIZE
         return start == end or self.write(start, blank)
@@ -116,9 +107,7 @@ class QueueFiles:
         return None
 
     def rewrite(self, start: int) -> None:
-        """Write all entries from `start` on again, to new files, see `Segments.rewrite`. Call this as the only
-        writer.
-        """
+        """See `Segments.rewrite`. Call this as the only writer."""
         for last in self.segments.starts()[-1:]:
             self.segments.rewrite(start * CQ_ENTRY.itemsize, last + self.segments.size)
 
@@ -126,9 +115,7 @@ class QueueFiles:
         self.segments.flush(start * CQ_ENTRY.itemsize, end * CQ_ENTRY.itemsize)
 
     def _read(self, start: int, end: int, *, current: bool = False) -> bytes:
-        """Read entries. If the last one is empty, open the file by its name again, because it may have been
-        replaced.
-        """
+        """If the last entry is empty, open the file by its name again, because it may have been replaced."""
         where = start * CQ_ENTRY.itemsize, (end - start) * CQ_ENTRY.itemsize
         data = self.segments.read(*where, current=current)
         return data if current or not data.endswith(_EMPTY) else self.segments.read(*where, current=True)

@@ -1,12 +1,9 @@
-"""Derive the state of the queues from the log: their first and last offsets, and the entries of a range of the log.
+"""Derive the state of the queues from the log.
 
 A RocketMQ broker restarts the queues of a recreated topic at 0. Then the log has several records with the same topic,
 queue and queue offset, and only the recreated topic's records count. A *life* of a queue is the time from one restart
 to the next. A life begins where queue offsets decrease. No checksum covers queue offsets, so the queue's own entries
 must confirm it.
-
-`must_have_first_file` tells a lost first file of a queue from an expired file: the log has no records of an expired
-file.
 """
 
 from __future__ import annotations
@@ -55,7 +52,6 @@ class Life(NamedTuple):
 class QueueInLog:
     """The state of one queue after a part of the log was read.
 
-    max_offset: queue offset after its last record.
     lives: ascending; empty before the first record.
     is_cut: the log's beginning was deleted, so the first record may have any queue offset.
     is_remembered: only the end is known, and not from the queue's files.
@@ -72,7 +68,6 @@ class QueueInLog:
 
     @property
     def begin(self) -> int:
-        """Queue offset of the first record that counts, `max_offset` if there is none."""
         return self.lives[0].start if self.lives else self.max_offset
 
     def grow(self, start: int, at: int, count: int) -> None:
@@ -95,19 +90,17 @@ class QueueInLog:
 
 class QueuesInLog:
     def __init__(self, queues: ConsumeQueues, is_message: IsMessage, first_byte: int) -> None:
-        """is_message: returns whether an entry matches its record. first_byte: first log offset that retention has not
-        deleted.
-        """
+        """first_byte: first log offset that retention has not deleted."""
         self.found: dict[QueueName, QueueInLog] = {}
         self._queues = queues
         self._is_message = is_message
         self._is_cut = first_byte > 0
 
     def begin(self, name: QueueName, max_offset: int) -> QueueInLog:
-        """Add a queue that has `max_offset` entries before the first record of the walk.
+        """max_offset: number of entries before the first record of the walk.
 
-        If it has none, and the log has its first byte, the first files of the queue may be lost. Then the queue begins
-        at `Topics.begin`.
+        If there are none, and the log has its first byte, the first files of the queue may be lost. Then the queue
+        begins at `Topics.begin`.
         """
         of_files = self._queues.of(*name)
         is_bare = max_offset == of_files.first()
@@ -116,7 +109,7 @@ class QueuesInLog:
         return queue
 
     def add(self, name: QueueName, offsets: Ints, entries: Entries) -> bool:
-        """Add consecutive records of a queue, if they can follow the records before. Return whether they can."""
+        """Add consecutive records, if they can follow the records before. Return whether they can."""
         queue = self.found.get(name) or self.begin(name, self._queues.of(*name).first())
         start, at = int(offsets[0]), int(entries["physical_offset"][0])
         follows = start == queue.max_offset or (not queue.lives and self._begins(name, queue, start, at))
@@ -127,7 +120,6 @@ class QueuesInLog:
         return True
 
     def pass_over(self, name: QueueName, offset: int, at: int) -> None:
-        """Ignore the record at log offset `at`, because it cannot follow the record before it."""
         self.found[name].passed_over.add((offset, at))
 
     def warn_of_passed_over(self) -> None:
@@ -157,15 +149,14 @@ class QueuesInLog:
                 del self.found[name]
 
     def _begins(self, name: QueueName, queue: QueueInLog, start: int, at: int) -> bool:
-        """Return whether the record at log offset `at` is the queue's first that retention has not deleted.
+        """Return whether this record is the queue's first that retention has not deleted.
 
         The queue's own entry also confirms this; entries of older records are then damaged.
         """
         return queue.is_cut or (self._is_cut and start > queue.max_offset and self._entry(name, start)[0] == at)
 
     def _begins_life(self, name: QueueName, max_offset: int, start: int, at: int) -> bool:
-        """Return whether the record at log offset `at` begins a life: its queue offset is lower, and the queue's
-        entries confirm it.
+        """A life begins where the queue offset is lower, and the queue's entries confirm it.
 
         If the queue's last entry is for this record, then the record's queue offset is damaged. So it is if the queue
         has a valid older entry at this offset, because a restart would have deleted that.
@@ -177,7 +168,6 @@ class QueuesInLog:
         return not (is_older and self._is_message(*name, start, older, size))
 
     def _entry(self, name: QueueName, index: int) -> tuple[int, int]:
-        """Return log offset and size of an entry, (-1, 0) if there is none."""
         try:
             offset, size, _ = self._queues.of(*name).entries(index, index + 1)[0].item()
         except OffsetLost:
@@ -186,7 +176,7 @@ class QueuesInLog:
 
 
 class FirstEntry(NamedTuple):
-    """The first entry of a queue that counts: its queue offset, and its record's log offset and size."""
+    """The first entry of a queue that counts. at, size: of its record."""
 
     offset: int
     at: int
@@ -194,7 +184,7 @@ class FirstEntry(NamedTuple):
 
     @staticmethod
     def of(queue: ConsumeQueue) -> FirstEntry:
-        """Read the first entry of a queue. Raises `OffsetLost` if retention deletes it concurrently."""
+        """Raises `OffsetLost` if retention deletes the entry concurrently."""
         first = queue.first()
         at, size, _ = queue.entries(first, first + 1)[0].item()
         return FirstEntry(first, at, size)
@@ -217,10 +207,7 @@ def first_remaining(log: CommitLog, queue: ConsumeQueue, offset: int) -> int:
 
 
 def resume_after_lost(log: CommitLog, queue: ConsumeQueue, offset: int, lost: OffsetLost) -> int:
-    """Return the queue's first offset, to resume after a read from `offset` raised `lost`.
-
-    Raises `CorruptSegment` as `first_remaining`, and for a missing file in the middle.
-    """
+    """Return the queue's first offset, to resume after a read from `offset` raised `lost`. Raises `CorruptSegment`."""
     first = first_remaining(log, queue, offset)
     if first == offset:
         raise CorruptSegment(f"{queue}: a file of the queue is lost: {lost}. Without a copy: {MAKE_ANEW}") from lost
@@ -296,7 +283,7 @@ class UnflushedEntries:
     def take(self, begin: int, end: int, deleted: Mapping[str, int] = NOTHING) -> Ranges | None:
         """Return the entries of the published range [begin, end) of the log, and drop their notes.
 
-        Return None if the log is damaged, or if flushing all queues is faster. deleted: see `Topics.deletions`.
+        Return None if the log is damaged, or if flushing all queues is faster.
         """
         notes = [note for note in self._take_notes(end) if note.end > begin]
         unknown = end - begin - sum(note.end - note.begin for note in notes)
@@ -326,10 +313,9 @@ class UnflushedEntries:
 
 
 def ranges_of(log: CommitLog, begin: int, end: int, deleted: Mapping[str, int] = NOTHING) -> Ranges | None:
-    """Return the queue entries of the messages in [begin, end) of the log. Return None if the log is damaged.
+    """Return the queue entries of the messages in [begin, end) of the log, None if the log is damaged.
 
-    A message of this project is only in the queue that its record names (see `entering`). deleted: see
-    `Topics.deletions`.
+    A message of this project is only in the queue that its record names (see `entering`).
     """
     found: Ranges = {}
     chunks = walk(log, begin, until=end, check_crc=False)

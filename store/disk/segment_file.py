@@ -65,7 +65,7 @@ def _failure(path: Path, error: OSError) -> FlushFailed:
 
 
 class SegmentFile:
-    """One open segment. It is closed when the last reference to it is dropped, so no reader loses it during a read."""
+    """A segment is closed when the last reference to it is dropped, so no reader loses it during a read."""
 
     def __init__(self, path: Path, size: int, *, writable: bool) -> None:
         self.path = path
@@ -79,7 +79,7 @@ class SegmentFile:
         self._check_length()
 
     def read(self, position: int, length: int) -> bytes:
-        """Read bytes, fewer at the file's end. Raises `CorruptSegment` if the file was truncated."""
+        """Raises `CorruptSegment` if the file was truncated."""
         try:
             data = os.pread(self._file.fd, length, position)
         except OSError as error:
@@ -117,9 +117,7 @@ class SegmentFile:
         sync(self._file.fd, self.path)
 
     def pages(self) -> Iterator[tuple[int, bytes]]:
-        """Yield position and data of each page outside holes. Writing larger pieces elsewhere would fill the holes
-        between.
-        """
+        """Yield position and data of each page outside holes. Larger pieces would fill the holes of a copy."""
         position = self.next_data(0)
         while position < self.size:
             data = self.read(position, _PAGE - position % _PAGE)
@@ -127,14 +125,12 @@ class SegmentFile:
             position = self.next_data(position + len(data))
 
     def has_any(self, begin: int) -> bool:
-        """Return whether there is data after `begin`: a later page that is not a hole, or a byte of its own page that
-        is not zero.
-        """
+        """Return whether there is data after `begin`. Later pages count unless they are holes."""
         rest = -begin % _PAGE
         return self.next_data(begin + rest) < self.size or any(self.read(begin, rest))
 
     def zero(self, begin: int, end: int) -> None:
-        """Zero a range, and leave its holes, so that no disk space is allocated."""
+        """Leaves the range's holes, so that no disk space is allocated."""
         zeros = memoryview(bytes(_PAGE))
         position = self.next_data(begin)
         while position < end:
@@ -144,7 +140,6 @@ class SegmentFile:
             position = self.next_data(position + length)
 
     def first_not_zero(self, begin: int, end: int) -> int | None:
-        """Return the position of the first byte that is not zero, None if all are."""
         position, block = self.next_data(begin), _PAGE  # usually a hole begins with the next page
         while position < end:
             data = np.frombuffer(self.read(position, min(block - position % block, end - position)), np.uint8)
@@ -181,8 +176,7 @@ os.register_at_fork(after_in_child=_open_files.clear)
 class OpenFiles:
     """An LRU cache of at most `limit` open segments, because a process has about a thousand descriptors.
 
-    A dropped segment that readers still use is closed after its last use. Thread-safe without a lock: every step is one
-    atomic dictionary operation.
+    Thread-safe without a lock: every step is one atomic dictionary operation.
     """
 
     def __init__(self, limit: int) -> None:
@@ -205,7 +199,6 @@ class OpenFiles:
         return file
 
     def _open(self, directory: Path, start: int, size: int, *, writable: bool) -> SegmentFile:
-        """Open a segment. If the process has no descriptor left, close all other segments and retry."""
         try:
             return _open(directory, writable, size, start)
         except StoreUnavailable as error:
@@ -215,7 +208,7 @@ class OpenFiles:
         return _open(directory, writable, size, start)
 
     def make_room(self) -> None:
-        """Close all segments and halve the limit, because the process ran out of descriptors."""
+        """Close all segments and halve the limit: the process has no descriptor left."""
         self._limit = max(1, min(self._limit, len(self._files)) // 2)
         self.forget_all()
 
@@ -225,7 +218,6 @@ class OpenFiles:
                 self._files.pop(key, None)
 
     def forget(self, directory: Path) -> None:
-        """Close the segments of one directory; the next access opens them by name."""
         name = str(directory)
         for key in list(self._files):
             if key[0] == name:

@@ -4,7 +4,7 @@ Files are created sparse, at full length, under a temporary name and then rename
 Readers map published log records. For queue entries they use `pread`, because an entry may be in a hole: accessing a
 mapped hole allocates a page, and if a memory file system is full, that kills the process (SIGBUS).
 
-Retention unlinks whole files. A reader that has a file open or mapped can continue; later readers get `OffsetLost`.
+Retention unlinks whole files. A reader that has a file open can continue.
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ class SegmentFolder:
         self._first: tuple[int, Path] | None = None
 
     def starts(self) -> list[int]:
-        """Return the start offsets of all segments, ascending; [] if the directory is missing.
+        """Return the start offsets of all segments, ascending. Raises `CorruptSegment` for a wrong name or length.
 
-        Raises `CorruptSegment` for a wrong name or length. An empty last file is ignored, as in RocketMQ: a killed
-        broker may leave one.
+        An empty last file is ignored, as in RocketMQ: a killed broker may leave one.
         """
         listed = [(name, status.st_size) for name, status in list_files(self.directory)]
         if listed and listed[-1][1] == 0:
@@ -52,9 +51,9 @@ class SegmentFolder:
         return status_of(self.directory) is not None
 
     def first(self) -> int:
-        """Return the start offset of the first segment, 0 if there is none. Raises as `starts`.
+        """Return 0 if there is no segment. Raises as `starts`.
 
-        Retention deletes the first file first. So the directory is listed only if the last known first file is missing.
+        Retention deletes the first file first, so the directory is listed only if the last known first file is missing.
         """
         if self._first is not None:
             start, path = self._first
@@ -74,7 +73,7 @@ class SegmentFolder:
         return starts
 
     def exists(self, offset: int) -> bool:
-        """Return whether the segment of an offset has a file. An empty file does not count (see `starts`)."""
+        """An empty file does not count (see `starts`)."""
         status = status_of(self.path(self._start(offset)))
         return status is not None and status.st_size > 0
 
@@ -82,18 +81,18 @@ class SegmentFolder:
         return self.directory / segment_name(start)
 
     def delete(self, start: int) -> int:
-        """Delete a segment. Return its bytes on disk."""
+        """Return the bytes on disk."""
         taken, path = self.taken(start), self.path(start)
         with system_errors(path):
             path.unlink()
         return taken
 
     def taken(self, start: int) -> int:
-        """Return bytes on disk: less than the length, because segments are sparse."""
+        """Return the bytes on disk: segments are sparse."""
         return self._status(start).st_blocks * BLOCK_BYTES
 
     def modified(self, start: int) -> float:
-        """Return the time of the last write, s since 1970."""
+        """In s since 1970."""
         return self._status(start).st_mtime
 
     def _start(self, offset: int) -> int:
@@ -122,44 +121,42 @@ class SegmentFolder:
 
 
 class Segments(SegmentFolder):
-    """The segments of one directory as one sequence of bytes, addressed by logical offset."""
+    """The segments of one directory as one sequence of bytes."""
 
     def __init__(
         self, root: Path, directory: str, size: int | None, *, writable: bool, files: OpenFiles | None = None
     ) -> None:
-        """size: see `SegmentFolder`. files: a cache that other `Segments` share; by default, its own."""
         super().__init__(root / directory, size)
         self._root = root
         self._writable = writable
         self._files_open = files or OpenFiles(_OPEN_FILES)
 
     def starts(self) -> list[int]:
-        """Return the start offsets as `SegmentFolder.starts`. Closes files that retention deleted."""
+        """Also closes files that retention deleted."""
         first, starts = self._first, super().starts()
         if self._first != first:
             self.forget()
         return starts
 
     def view(self, offset: int, length: int) -> Bytes:
-        """Return published bytes of one segment as a mapped view, shape (length,)."""
+        """Return published bytes of one segment, shape (length,), mapped."""
         start = self._start(offset)
         position = offset - start
         return self._opened(start).mapped[position : position + length]
 
     def read(self, offset: int, length: int, *, current: bool = False) -> bytes:
-        """Return bytes of one segment. Raises `OffsetLost` if its file is missing.
-
-        current: if the open file was deleted, open the file that has its name now.
+        """current: if the open file was deleted, open the file that has its name now. Raises `OffsetLost` if it is
+        missing.
         """
         start = self._start(offset)
         file = self._current(start) if current else self._opened(start)
         return file.read(offset - start, length)
 
     def write(self, offset: int, data: bytes | memoryview, *, may_create: bool = True) -> bool:
-        """Write within one segment, and create its file if it is missing.
+        """Return False if this created a file and wrote to its middle, because then earlier bytes were lost. Raises
+        `StoreFull`.
 
-        Return False if this created a file and wrote to its middle, because then earlier bytes were lost. may_create:
-        if False, a missing file raises `CorruptSegment`. Raises `StoreFull`.
+        may_create: if False, a missing file raises `CorruptSegment`.
         """
         start = self._start(offset)
         try:
@@ -178,7 +175,6 @@ class Segments(SegmentFolder):
         return True
 
     def zero(self, begin: int, end: int) -> None:
-        """Zero a range, and leave its holes, so this needs no disk space."""
         for start, file in self._files(begin, end):
             file.zero(max(0, begin - start), min(end - start, self.size))
 
@@ -186,15 +182,13 @@ class Segments(SegmentFolder):
         """Replace the files of [begin, end) by synced copies with the same holes. Raises `StoreFull`, `FlushFailed`.
 
         After a failed flush the system marks pages as clean that are not on the device. Rewriting them in place does
-        not help: ext4 may then sync the bytes of a page that was a hole, but keep the hole. Files without data after
-        `begin`, almost all in a store with many queues, are not copied.
+        not help: ext4 may then sync the bytes of a page that was a hole, but keep the hole.
         """
         for start, file in self._files(begin, end):
             if file.has_any(max(0, begin - start)):
                 self._make(start, file.pages())
 
     def first_not_zero(self, begin: int, end: int) -> int | None:
-        """Return the offset of the first byte that is not zero, None if all are."""
         for start, file in self._files(begin, end):
             position = file.first_not_zero(max(0, begin - start), min(end - start, self.size))
             if position is not None:
@@ -202,7 +196,7 @@ class Segments(SegmentFolder):
         return None
 
     def forget(self) -> None:
-        """Close the files of this directory. The next access opens them by name."""
+        """The next access opens the files by name."""
         self._files_open.forget(self.directory)
 
     def close_deleted(self) -> None:
@@ -215,7 +209,7 @@ class Segments(SegmentFolder):
             file.flush()
 
     def flush_names(self) -> None:
-        """Sync the names of files, because a process may have died after it created one. Raises `FlushFailed`."""
+        """A process may have died after it created a file. Raises `FlushFailed`."""
         with suppress(FileNotFoundError):
             sync_names(self.directory)
 
@@ -223,7 +217,6 @@ class Segments(SegmentFolder):
         return self._files_open.get(self.directory, start, self.size, writable=self._writable)
 
     def _current(self, start: int) -> SegmentFile:
-        """Return an open segment. If its file was deleted, open the file that has its name now."""
         file = Segments._opened(self, start)  # not a subclass's override, which may check `is_deleted` itself
         if not file.is_deleted:
             return file
@@ -239,9 +232,7 @@ class Segments(SegmentFolder):
                 yield start, self._current(start)
 
     def _make(self, start: int, pieces: Iterable[tuple[int, bytes | memoryview]]) -> None:
-        """Create a segment with all `pieces` atomically, because RocketMQ counts one entry in an empty last
-        queue file.
-        """
+        """Atomic, because RocketMQ counts one entry in an empty last queue file."""
         if not self._writable:
             raise ReadOnlyStore(
                 f"{self.directory}: the store is open with read_only=True. To write, open it without read_only"
@@ -267,7 +258,7 @@ class Segments(SegmentFolder):
 
 
 def list_files(directory: Path) -> list[tuple[str, os.stat_result]]:
-    """Return name and status of each file, by name; [] if the directory is missing."""
+    """By name; [] if the directory is missing."""
     while status_of(directory) is not None:
         # If a file was just deleted, others may have been, too: start again.
         with system_errors(directory), suppress(FileNotFoundError), os.scandir(directory) as entries:

@@ -32,17 +32,15 @@ _LOG_OFFSET, _QUEUE_ENDS = "logOffset", "queueEnds"
 
 
 class Tombstone(NamedTuple):
-    """The permanent record of a topic's deletion.
-
-    at: log offset of its last deletion. ends: for each queue, the queue offset after the last message before the
-    deletion.
+    """at: log offset of a topic's last deletion.
+    ends: by queue, the queue offset after the last message before that.
     """
 
     at: int
     ends: tuple[int, ...] = ()
 
     def joined(self, other: Tombstone) -> Tombstone:
-        """Return one tombstone for this deletion and a later one, `other`."""
+        """other: a later deletion."""
         return Tombstone(other.at, tuple(map(max, zip_longest(self.ends, other.ends, fillvalue=0))))
 
 
@@ -64,10 +62,7 @@ class TopicTable:
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """The number of queues of each topic, sorted by topic, without batch queues.
-
-        Includes topics that only have a ConsumeQueue folder.
-        """
+        """Without batch queues. Includes topics that only have a ConsumeQueue folder."""
         counts = dict(self.listed)
         for topic, queue_ids in self.on_disk.items():
             counts[topic] = max(counts.get(topic, 0), max(queue_ids, default=-1) + 1)
@@ -75,10 +70,7 @@ class TopicTable:
 
     @cached_property
     def on_disk(self) -> dict[str, list[int]]:
-        """The sorted queue ids that have a ConsumeQueue folder, by topic, without deleted topics.
-
-        Ignores other names, as RocketMQ does. Warns of a queue id that would give the topic millions of queues.
-        """
+        """The ids of queues that have a folder, without deleted topics. Ignores other names, as RocketMQ does."""
         folder = self._root / CONSUME_QUEUE_DIR
         return {topic: sorted(_queue_ids(folder / topic)) for topic in folders_in(folder) if topic not in self.deleted}
 
@@ -90,17 +82,14 @@ class TopicTable:
     def deleted(self) -> set[str]:
         """Topics that were deleted and not recreated.
 
-        A recreated topic is in the table again. A system topic needs no entry there, so it counts as deleted only until
-        its old folder is removed.
+        A system topic needs no entry in the table, so it counts as deleted only until its old folder is removed.
         """
         unlisted = self.tombstones.keys() - self.listed.keys() - self.batches
         return {topic for topic in unlisted if not needs_no_entry(topic) or (self._root / DELETED_DIR / topic).exists()}
 
     def is_there(self, topic: str, at: int) -> bool:
-        """Return whether a record's topic exists, and was not deleted after the record's log offset `at`.
-
-        The log keeps records of deleted topics. A topic exists if it is in the table or has a queue's folder. If the
-        table is empty, every topic exists.
+        """at: log offset of a record, which may be older than its topic's deletion. If the table is empty, every topic
+        exists.
         """
         is_listed = topic in self.listed or topic in self.batches or not (self.listed or self.batches)
         is_known = is_listed or bool(self.on_disk.get(topic)) or needs_no_entry(topic)
@@ -112,7 +101,7 @@ def has_queues(root: Path, topic: str) -> bool:
 
 
 def tombstones_in(path: Path, content: dict[str, Any]) -> dict[str, Tombstone]:
-    """Return the tombstones in the content of the file. Raises `CorruptStore` if they are damaged."""
+    """Raises `CorruptStore` if the tombstones are damaged."""
     found = content.get(_DELETED) or {}
     if not isinstance(found, dict):
         raise CorruptStore(f"{path}: {_DELETED} is not a JSON object. Correct the file, or restore it from a copy")
@@ -161,7 +150,7 @@ def _crc(deleted: dict[str, Any]) -> int:
 
 
 def folders_in(path: Path) -> list[str]:
-    """Return the sorted names of folders, [] if `path` is missing, because a broker may have deleted the topic."""
+    """Return [] if `path` is missing, because a broker may have deleted the topic."""
     with system_errors(path), suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
         return sorted(entry.name for entry in entries if entry.is_dir())
     return []

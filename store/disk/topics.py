@@ -19,10 +19,7 @@ _READ_WRITE = 6  # perm bits: 4 read, 2 write
 
 
 class Topics:
-    """The topic table of one store. Every call checks whether another process changed the file.
-
-    Call the methods that write under the store lock.
-    """
+    """Every call checks whether another process changed the file. Call the methods that write under the store lock."""
 
     def __init__(self, root: Path, changed: Callable[[], None] = lambda: None) -> None:
         """changed: called if the file changed since the last check."""
@@ -36,14 +33,11 @@ class Topics:
         return TopicTable(self._root)
 
     def queue_count(self, topic: str) -> int:
-        """Return a topic's number of queues, 0 if it is unknown. Reads the files only if they changed."""
+        """Return 0 for an unknown topic. Reads the files only if they changed."""
         return self._seen_table(topic).counts.get(topic, 0)
 
     def _seen_table(self, topic: str | None = None) -> TopicTable:
-        """Read the table again if the file changed or does not have `topic`.
-
-        A slower thread may replace `_seen` by an older table, so return the local variable.
-        """
+        """A slower thread may replace `_seen` by an older table, so return the local variable."""
         before, found = self._seen
         status = status_of(self._path)
         state = (status.st_ino, status.st_mtime_ns) if status is not None else None
@@ -66,7 +60,6 @@ class Topics:
         return 0 if tombstone is None or queue_id >= len(tombstone.ends) else tombstone.ends[queue_id]
 
     def must_not_be_deleted(self, topic: str, queue_id: int = 0) -> None:
-        """Raise `UnknownTopic` if a topic was deleted, or recreated without this queue. As cheap as `queue_count`."""
         seen = self._seen_table(topic)
         if seen.counts.get(topic, 0) <= queue_id and topic in seen.tombstones:
             what = f"queue {queue_id} of topic {topic!r}" if seen.counts.get(topic) else f"topic {topic!r}"
@@ -75,9 +68,8 @@ class Topics:
             )
 
     def known(self, topic: str) -> int:
-        """Return the number of queues of a topic.
-
-        Raises `UnknownTopic`, `InvalidTopic`, `UnsupportedStore`, `StoreReplaced`.
+        """Return a topic's number of queues. Raises `UnknownTopic`, `InvalidTopic`, `UnsupportedStore`,
+        `StoreReplaced`.
         """
         if not isinstance(topic, str):
             raise not_a_name(topic)
@@ -107,10 +99,9 @@ class Topics:
         return self.table().counts
 
     def create(self, topic: str, queues: int) -> int:
-        """Create a topic, or add queues to it. Return its number of queues.
+        """Create a topic, or add queues to it. Raises `InvalidArgument` for more than 65,536 queues.
 
-        Raises `InvalidTopic` for a bad name or for fewer queues than it has, which would hide messages;
-        `InvalidArgument` for more than 65,536.
+        Raises `InvalidTopic` for a bad name or for fewer queues than it has, which would hide messages.
         """
         check_topic_name(topic)
         queues = integer("queues", queues, maximum=MAX_QUEUES)

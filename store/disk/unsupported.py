@@ -37,10 +37,7 @@ class UnsupportedWarning(UserWarning):
 
 
 class DirectoryKind(NamedTuple):
-    """A kind of directory that is not fully supported.
-
-    find: returns the file that shows the kind. reads: whether it can be read. remedy: the user's alternative.
-    """
+    """find: returns the file that shows the kind. remedy: the user's alternative."""
 
     name: str
     find: Callable[[Path], Path | None]
@@ -112,7 +109,7 @@ KINDS = (
 
 
 def refuse_kinds(root: Path, *, writing: bool) -> None:
-    """Raise `UnsupportedStore` if the directory cannot be read or, with `writing`, cannot be written."""
+    """writing: also refuse directories that can only be read."""
     with system_errors(root):
         if not root.is_dir():
             return
@@ -128,7 +125,6 @@ def refuse_kinds(root: Path, *, writing: bool) -> None:
 
 
 def warn_of_topics(root: Path) -> None:
-    """Warn of topics that are read differently from RocketMQ's consumer. Raises `CorruptStore`."""
     topics = read_table(root / TOPICS_FILE, _TABLE)
     _warn(root, batch_topics(topics), "left out, because batch queues (queue.type=BatchCQ) cannot be read")
     compacted = _with_attribute(topics, TOPIC_CLEANUP_POLICY, COMPACTION_POLICY)
