@@ -3,9 +3,9 @@
 The order of the steps makes an append atomic (see `published_end`): announce and write records, piece by piece; flush
 them if asked; write queue entries and keys; publish once.
 
-After a crash of the machine, the log has a flushed append completely or not at all: recovery reads the log up to the
-first invalid record, and the size of an append's first record is written last, after the other bytes were synced. Some
-readers follow the log in the same way, so an append of several pieces is always written so.
+After a crash of the machine, the log has a flushed append completely or not at all: recovery stops at the first invalid
+record, and the size of an append's first record is written last, after the other bytes were synced. Some readers follow
+the log in the same way, so an append of several pieces is always written so.
 """
 
 from __future__ import annotations
@@ -36,8 +36,6 @@ _Piece = TypeVar("_Piece")
 
 
 class Appender:
-    """Appends records to one store."""
-
     def __init__(self, lock: StoreLock, tail: LogTail, *, sync_flush: bool) -> None:
         self._lock = lock
         self._tail = tail
@@ -47,15 +45,13 @@ class Appender:
     def append(
         self, pieces: Iterable[Piece], *, flush: bool = False, unless: Condition | None = None
     ) -> AppendResult | None:
-        """Append the records of all pieces atomically.
+        """Append the records of all pieces atomically. If this raises an error, also of the iterator, nothing is
+        published.
 
         The first two pieces are encoded before the lock is acquired, so that short appends hold it only briefly.
 
-        flush: sync the records before publishing them. unless: called under the lock before the first write. If it
-        returns true, nothing is written, and the result is None.
-
-        Raises `StoreFull`, `MessageRefused`, `FlushFailed`, `UnknownTopic` if a topic was deleted concurrently, and any
-        error of the iterator; nothing is published then.
+        unless: called under the lock before the first write. If it returns true, nothing is written, and the result is
+        None.
         """
         following = iter(pieces)
         begun = list(islice(following, 2))
@@ -77,17 +73,15 @@ class Appender:
             return AppendResult.concatenate(appended.results)
 
     def append_few(self, records: Sequence[EncodedRecord]) -> list[Where]:
-        """Append a few records, at least one, together with those from other waiting threads. Raises as `append`."""
+        """Append at least one record, together with those of other waiting threads."""
         return self._group_commit.append(records)
 
     def repair(self) -> None:
-        """Undo an append whose process died, see `LogTail.repair`. The caller must hold the lock."""
+        """See `LogTail.repair`. The caller must hold the lock."""
         self._tail.repair()
 
     def _append_waiting(self, waiting: list[WaitingAppend]) -> None:
-        """Append the records of all waiting threads. Called under the lock.
-
-        The results are set even if an interrupt follows the publication, because a thread without a result appends
+        """The results are set even if an interrupt follows the publication, because a thread without a result appends
         again.
         """
         self._tail.repair()
@@ -105,14 +99,14 @@ class Appender:
 
 @dataclass(eq=False, slots=True)
 class WaitingAppend:
-    """The records of one waiting thread. result: set if and only if the append was published."""
+    """result: set if and only if the append was published."""
 
     records: Sequence[EncodedRecord]
     result: list[Where] | None = None
 
 
 class GroupCommit:
-    """Combines small appends of several threads: the thread that acquires the lock appends for all of them.
+    """The thread that acquires the lock appends for all waiting threads.
 
     Each thread's append is atomic and gets its own result or error.
     """
@@ -124,7 +118,6 @@ class GroupCommit:
         self._waiting: dict[WaitingAppend, None] = {}  # ordered; each change is one atomic call
 
     def append(self, records: Sequence[EncodedRecord]) -> list[Where]:
-        """Append records together with those of other waiting threads. Raises as `StoreLock.held` and `append`."""
         self._lock.must_be_open()  # first: another thread may append these records, then close the store
         own = WaitingAppend(records)
         self._waiting[own] = None
@@ -193,9 +186,7 @@ class LogTail:
         flush: bool,
         hidden: bool,
     ) -> _Appended[Result]:
-        """Write pieces after the published end, without publishing them. hidden: write the size of the first record
-        last.
-        """
+        """Write pieces without publishing them. hidden: write the size of the first record last."""
         begin = end = self._published_end.confirm_offset
         next_offsets = self._known_next_offsets(begin)
         last = self._published_end.store_timestamp
@@ -240,9 +231,6 @@ class LogTail:
         queue file for a message.
 
         Call this before each append, because the append may be to a topic whose deletion is not complete.
-
-        Raises `FlushFailed` if a flush ever failed, and `CorruptStore` if the published end is older than the log;
-        nothing is undone then.
         """
         self._published_end.check_device()
         if self._published_end.deletions % 2:
@@ -291,10 +279,7 @@ class LogTail:
         return ranges
 
     def _known_next_offsets(self, confirm: int) -> NextOffsets:
-        """Return the next offsets after the last append, or new ones if another process has appended or deleted.
-
-        This clears the cache, so that a failed append leaves no wrong offsets.
-        """
+        """This clears the cache, so that a failed append leaves no wrong offsets."""
         known, self._next_offsets = self._next_offsets, None
         deletions = self._published_end.deletions
         if known is not None and (known.confirm_offset, known.deletions) == (confirm, deletions):
@@ -305,10 +290,9 @@ class LogTail:
 
 
 def _store_time(last: int) -> int:
-    """Return the store time (ms since 1970) of an append. last: store time of the append before.
+    """last: store time (ms) of the append before.
 
-    If the clock was set back, this returns `last`, because a search by time needs ascending times. If `last` is far
-    ahead of the clock, the clock was wrong when `last` was stored, and this returns the present time.
+    If the clock was set back, this returns `last`, because a search by time needs ascending times.
     """
     now = int(time.time() * 1000)
     if last - now <= FAR_MS:

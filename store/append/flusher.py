@@ -26,12 +26,9 @@ os.register_at_fork(after_in_child=_turns.clear)
 
 
 class Flusher:
-    """Flushes new appends in the background, including appends of other processes, which may have died.
+    """Flushes new appends, including those of other processes, which may have died.
 
     Syncs log *and* queues up to the published end's flushed offset, where recovery begins after a crash of the machine.
-    RocketMQ's checkpoint is the store time of that offset.
-
-    A failed flush ends this for good, see `FlushFailed`. After other errors, the next flush tries again.
     """
 
     def __init__(
@@ -43,8 +40,8 @@ class Flusher:
         note: Callable[[int, int, Ranges], None],
         place: PinnedPath,
     ) -> None:
-        """note: called after a flush with begin, end (log offsets, bytes) and queue entries, without deleted topics.
-        log: a log with its own descriptors, see `CommitLog.opened_again`.
+        """note: called after a flush with begin, end (log offsets) and queue entries.
+        log: with its own descriptors, see `CommitLog.opened_again`.
         """
         self._published_end = published
         self._root = published.path.parent
@@ -61,15 +58,12 @@ class Flusher:
         self._starting = threading.RLock()  # for concurrent first appends
 
     def start(self, interval: float, after_flush: Callable[[], None]) -> None:
-        """Start to flush after appends. interval: seconds between two flushes. after_flush: called now, and after each
-        flush.
-        """
+        """interval: seconds between two flushes. after_flush: called now, and after each flush."""
         after_flush()
         self._interval, self._after_flush = interval, after_flush
         self.appending()
 
     def appending(self) -> None:
-        """Start the background thread, unless it runs."""
         if self._is_running:
             return
         with self._starting:
@@ -88,7 +82,6 @@ class Flusher:
         self.flush()
 
     def end(self) -> None:
-        """End the background thread after its current flush, and close the files."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -142,15 +135,15 @@ class Flusher:
                 _logger.exception("%s: this process appends and flushes no more messages here", self._root)
                 return
             except Exception as error:
-                if logged != (logged := repr(error)):  # log a repeated error only once
+                if logged != (logged := repr(error)):
                     _logger.exception("%s: flushing failed; trying again every %g s", self._root, self._interval)
 
 
 @contextmanager
 def flushing(root: Path) -> Iterator[None]:
-    """A context in which to flush a log that the caller has not opened for writing.
+    """A context in which to flush a log that the caller has not opened for writing. Raises `FlushFailed`.
 
-    Records a failure for all processes that use the store, if this user may write there. Raises `FlushFailed`.
+    A failure is recorded for all processes that use the store, if this user may write there.
     """
     try:
         published = PublishedEnd(root, writable=True)
@@ -164,10 +157,7 @@ def flushing(root: Path) -> Iterator[None]:
 
 
 def flush_log(root: Path) -> None:
-    """Flush the log up to the published end, without opening the store for writing.
-
-    Does not flush the queues, which recovery rebuilds. Raises `FlushFailed`.
-    """
+    """Does not flush the queues, which recovery rebuilds. Raises `FlushFailed`."""
     published = published_end_of(root)
     if published is None:  # a broker's directory
         return

@@ -1,4 +1,4 @@
-"""The store lock: record locks on four bytes of the file `lock`. Also finds the processes that hold them.
+"""The store lock: record locks on four bytes of the file `lock`.
 
     byte 0   exclusive: a running RocketMQ broker (its `tryLock(0, 1)`); shared: each store of ours open for writing
     byte 1   exclusive: one append, repair, opening or closing
@@ -47,7 +47,7 @@ class Holder(NamedTuple):
 
 
 def holders(path: Path, byte: int) -> list[Holder]:
-    """Return the processes that hold a lock on `byte` of a file, if this user may look into them."""
+    """Finds only processes that this user may look into."""
     try:
         inode = path.stat().st_ino
     except OSError:
@@ -68,10 +68,7 @@ def _descriptions(pid: int) -> Iterator[str]:
 
 
 def _has_lock(description: str, inode: int, byte: int) -> bool:
-    """Return whether a descriptor's description has a lock on this inode and byte.
-
-    The line of a lock is like `lock: 1: OFDLCK ADVISORY WRITE -1 fe:00:131 1 1`.
-    """
+    """The line of a lock is like `lock: 1: OFDLCK ADVISORY WRITE -1 fe:00:131 1 1`."""
     for line in description.splitlines():
         if line.startswith("lock:"):
             *_, file, first, last = line.split()
@@ -104,16 +101,14 @@ _CLASSIC = {
     fcntl.F_UNLCK: fcntl.LOCK_UN,  # takes no LOCK_NB
 }
 _TIMEOUT_SECONDS = 30.0
-# Shortest and longest pause between two attempts. They grow, so that a long wait takes no CPU time.
+# Pauses between two attempts grow, so that a long wait takes no CPU time.
 _PAUSE_SECONDS = (0.00002, 0.002)
 _LONGER = 1.2
 _NOBODY_SEEN = "a process that this user cannot see, or that has released it since"
 
 
 class StoreLock(Opened):
-    """A lock on one byte of the lock file, for one `MessageStore`.
-
-    place: detects that the lock file was replaced: then this lock does not exclude locks on the new file.
+    """place: detects that the lock file was replaced: then this lock does not exclude locks on the new file.
     threads: excludes threads that share this object; `held` acquires it first.
     """
 
@@ -134,13 +129,10 @@ class StoreLock(Opened):
 
     @contextmanager
     def held(self, timeout: float | None = None) -> Iterator[None]:
-        """A context that holds the lock, against all other threads and processes on this host.
+        """timeout: seconds to wait for processes and other `StoreLock` objects. Threads that share this object wait
+        without a limit.
 
-        timeout: seconds to wait for processes and other `StoreLock` objects; default: the lock's own. Threads that
-        share this object wait without a limit.
-
-        Raises `StoreLocked` if this thread already holds it, `StoreBusy` after the timeout, `StoreClosed`,
-        `StoreForked`, and `StoreReplaced` if the lock file was replaced.
+        Raises `StoreLocked` if this thread already holds the lock, and `StoreBusy` after the timeout.
         """
         self.must_be_open()
         since = time.monotonic()
@@ -149,10 +141,7 @@ class StoreLock(Opened):
 
     @contextmanager
     def among_processes(self, since: float, timeout: float | None = None) -> Iterator[None]:
-        """A context that holds the lock against other processes. The caller must hold `threads`.
-
-        since: when the wait for `threads` began.
-        """
+        """The caller must hold `threads`. since: when the wait for them began."""
         self.must_not_reenter()
         self.must_be_open()  # may have been closed during the wait for another thread
         try:
@@ -193,10 +182,7 @@ class StoreLock(Opened):
         )
 
     def join(self) -> bool:
-        """Register as a writer. Return whether there is no other writer. The caller must hold the lock.
-
-        Raises `StoreLocked` if a RocketMQ broker owns the directory.
-        """
+        """Register as a writer. Return whether there is no other writer. The caller must hold the lock."""
         alone = self._is_alone()
         if not set_lock(self._file.fd, fcntl.F_RDLCK, _OWNER_BYTE):
             raise StoreLocked(
@@ -206,18 +192,17 @@ class StoreLock(Opened):
         return alone
 
     def is_last(self) -> bool:
-        """Return whether no other writer is left. The caller must hold the lock, so that none can join."""
+        """The caller must hold the lock, so that no other writer can join."""
         alone = self._is_alone()
         return set_lock(self._file.fd, fcntl.F_RDLCK, _OWNER_BYTE) and alone
 
     def _is_alone(self) -> bool:
-        """Return whether no other store has locked byte 0. On systems other than Linux, acquire it exclusively."""
+        """On systems other than Linux, this acquires byte 0 exclusively."""
         if _IS_LINUX:  # do not acquire it, or a consumer takes this writer for a broker
             return not is_held(self._file.fd, _OWNER_BYTE, shared=True)
         return set_lock(self._file.fd, fcntl.F_WRLCK, _OWNER_BYTE)
 
     def refuse_broker(self) -> None:
-        """Raise `StoreLocked` if a RocketMQ broker runs here, because it caches the files' content."""
         if is_held(self._file.fd, _OWNER_BYTE):
             raise StoreLocked(
                 f"{self._path.parent}: a RocketMQ broker runs here, and keeps the members and offsets of groups in "
@@ -225,14 +210,12 @@ class StoreLock(Opened):
             )
 
     def leave(self) -> None:
-        """Release all bytes at once. The caller must hold the lock, so that its next holder does not find this
-        writer.
-        """
+        """The caller must hold the lock, so that its next holder does not find this writer."""
         self._is_over = True
         set_lock(self._file.fd, fcntl.F_UNLCK, 0, _ALL_BYTES)
 
     def close(self) -> None:
-        """Close the lock, after the call of another thread. Threads that wait for the lock get `StoreClosed`."""
+        """Waits for the call of another thread. Threads that wait for the lock get `StoreClosed`."""
         if self.is_forked:  # the child lacks the thread that has the lock
             return
         with self.threads:
@@ -241,7 +224,7 @@ class StoreLock(Opened):
 
 
 class ByteLock(Opened):
-    """A lock on one byte of a file, from `take` to `close` or the end of the process."""
+    """A lock from `take` to `close` or the end of the process."""
 
     def __init__(self, path: Path, byte: int = 0) -> None:
         super().__init__(f"a lock on {path}", "the code that acquired it")
@@ -250,7 +233,7 @@ class ByteLock(Opened):
         self._file = Descriptor(path, open_file)
 
     def take(self) -> bool:
-        """Try to acquire the lock. Raises `StoreClosed`, `StoreForked`."""
+        """Raises `StoreClosed`, `StoreForked`."""
         self.must_be_open()  # before `_threads`, which a thread that a forked child lacks may have
         with self._threads:
             self.must_be_open()
@@ -264,10 +247,7 @@ class ByteLock(Opened):
 
 
 def is_held(fd: int, byte: int, *, shared: bool = False) -> bool:
-    """Return whether another descriptor holds an exclusive lock on one byte, or with `shared` any lock.
-
-    Raises `StoreUnavailable` on systems other than Linux.
-    """
+    """Return whether another descriptor holds an exclusive lock, or with `shared` any lock."""
     if not _IS_LINUX:
         raise StoreUnavailable(
             f"Consumer groups of a directory work on Linux only: {sys.platform} cannot tell who locks byte {byte} of "
@@ -282,7 +262,7 @@ def is_held(fd: int, byte: int, *, shared: bool = False) -> bool:
 
 
 def set_lock(fd: int, kind: int, byte: int, count: int = 1) -> bool:
-    """Set a record lock. Return False if another process or descriptor holds a lock that excludes it."""
+    """Return False if another process or descriptor holds a lock that excludes this one."""
     try:
         if _HAS_OFD:
             fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LINUX_FLOCK.pack(kind, os.SEEK_SET, byte, count, 0))
@@ -298,10 +278,9 @@ def set_lock(fd: int, kind: int, byte: int, count: int = 1) -> bool:
 
 @contextmanager
 def among_groups(root: Path, timeout: float) -> Iterator[None]:
-    """A context in which to change offsets or members of consumer groups, under a lock on this host.
+    """A context in which to change offsets or members of consumer groups. timeout: seconds.
 
-    timeout: seconds. Raises as `StoreLock.held`, and `StoreLocked` if a broker runs, or starts in the meantime, because
-    it would overwrite the changes.
+    Raises `StoreLocked` if a broker runs, or starts in the meantime, because it would overwrite the changes.
     """
     with closing(StoreLock(root, timeout, _GROUPS_BYTE)) as lock:
         lock.refuse_broker()
@@ -313,10 +292,7 @@ def among_groups(root: Path, timeout: float) -> Iterator[None]:
 
 @contextmanager
 def alone(root: Path, what: str) -> Iterator[None]:
-    """A context that holds the append lock as the only writer of a directory. what: the purpose, for errors.
-
-    Raises as `StoreLock.held`, and `StoreLocked`, which names the other writers.
-    """
+    """Hold the append lock as the only writer of a directory. what: the purpose, for errors."""
     with closing(StoreLock(root)) as lock, lock.held():
         if not lock.join():
             others = [found for found in holders(root / LOCK_FILE, _OWNER_BYTE) if found.pid != os.getpid()]

@@ -1,7 +1,7 @@
 """The end of the log for readers: the published end, or the end that a reader finds by reading the log.
 
-A RocketMQ broker publishes no end, so readers walk its log: they read record after record. They also walk a log of this
-project after a crash of the machine, until it is recovered.
+A RocketMQ broker publishes no end, so readers walk its log, record after record. They also walk a log of this project
+after a crash of the machine, until it is recovered.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ LOOK_SECONDS = 1.0  # check the owner if the published end has not moved for so 
 
 
 class LogEnd:
-    """The end of the log for readers, with the readers' properties of `PublishedEnd`.
-
-    The directory's owner is a broker or this project's writers; before the first write, it has none. If the owner
+    """The directory's owner is a broker or this project's writers; before the first write, it has none. If the owner
     changes, `confirm_offset` raises `StoreReplaced`.
     """
 
@@ -78,7 +76,6 @@ class LogEnd:
 
     @property
     def times_from(self) -> int | None:
-        """As `PublishedEnd.times_from`, but None if readers walk the log."""
         return self._counting.times_from if self._counting is not None else None
 
     @property
@@ -91,19 +88,17 @@ class LogEnd:
 
     @property
     def rest_seconds(self) -> float:
-        """How long a `Watch` may wait without a check, see `watch.Published`. A broker's start and appends send no
-        notification.
-        """
+        """A broker's start and appends send no notification."""
         return POLL_SECONDS if self.by_log else LOOK_SECONDS
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether no append is running or unfinished. False if readers walk the log."""
+        """False if readers walk the log."""
         published = self._counting
         return published is not None and published.announced_end <= published.confirm_offset
 
     def is_message(self, topic: str, queue_id: int, queue_offset: int, physical_offset: int, size: int) -> bool:
-        """Whether a queue entry below the confirm offset belongs to a message."""
+        """The entry must be below the confirm offset."""
         walk = self._walk
         if walk is None or physical_offset + size <= walk.flushed:
             return True
@@ -142,10 +137,7 @@ class LogEnd:
         return self._end
 
     def _must_be_same_owner(self) -> None:
-        """Raise `StoreReplaced` if the owner of the directory changed.
-
-        This cannot detect that a broker recovers a log of this project after a crash of the machine.
-        """
+        """This cannot detect that a broker recovers a log of this project after a crash of the machine."""
         published = self._published_end
         if published is None:
             if self.path.exists():
@@ -168,8 +160,7 @@ def _changed_owner(root: Path, what: str) -> StoreReplaced:
 class _LogWalk:
     """Follows a log without a published end, from its last segment that begins with a record.
 
-    end: log offset after the last complete record. flushed: log offset up to which the log was synced before a crash of
-    the machine, otherwise 0.
+    flushed: log offset up to which the log was synced before a crash of the machine, otherwise 0.
     """
 
     def __init__(self, root: Path, log: CommitLog, flushed: int | None) -> None:
@@ -182,7 +173,6 @@ class _LogWalk:
 
     @staticmethod
     def advanced(walk: _LogWalk | None, root: Path, log: CommitLog, published: PublishedEnd | None) -> _LogWalk:
-        """Return `walk` after reading new records, or a new walk if retention deleted the end of `walk`."""
         # After a crash of the machine, later sectors may be lost.
         flushed = None if published is None or published.same_boot else published.flushed_offset
         if walk is None or walk._is_deleted():
@@ -220,7 +210,7 @@ class _LogWalk:
 def is_message(log: CommitLog, topic: str, queue_id: int, queue_offset: int, physical_offset: int, size: int) -> bool:
     """Return whether a queue entry matches its record.
 
-    After it truncates its log, RocketMQ keeps entries of the truncated records. New records are written there before
+    After RocketMQ truncates its log, it keeps entries of the truncated records. New records are written there before
     the queue gets new entries.
     """
     if topic.startswith(LIGHT_PREFIX):  # whose records name the queue that they were sent to
@@ -256,8 +246,7 @@ def life_begin(log: CommitLog, queue: ConsumeQueue) -> int:
 def broker_owned_since(log: CommitLog, published: PublishedEnd, *, abort: bool) -> bool:
     """Return whether a RocketMQ broker owned the directory after this project's last writer.
 
-    Call this under the store lock, or use the result only if `published.numbers` are the same before and after. abort:
-    whether the file `abort` exists.
+    Call this under the store lock, or use the result only if `published.numbers` are the same before and after.
 
     A broker continues after the last complete record of a dead writer, which may be before the announced end. Its
     records have a later store time. Only a broker deletes `abort` while a dead append is not undone. An end before the
@@ -276,9 +265,7 @@ def broker_owned_since(log: CommitLog, published: PublishedEnd, *, abort: bool) 
 
 
 def failed_append_start(root: Path, log: CommitLog, published: PublishedEnd) -> int | None:
-    """Return the log offset of the last append if it raised `FlushFailed`, otherwise None. Call this as
-    `broker_owned_since`.
-    """
+    """Return where the last append began if it raised `FlushFailed`. Call this as `broker_owned_since`."""
     if published.has_failed and not broker_owned_since(log, published, abort=(root / ABORT_FILE).exists()):
         return published.confirm_offset
     return None
@@ -291,8 +278,7 @@ def has_bytes_after(log: CommitLog, end: int) -> bool:
 
 
 def last_segment(log: CommitLog, stored_by: int | None = None) -> int:
-    """Return the start of the last segment that begins with a record. If there is none, return the start of the first
-    segment.
+    """Return the last segment that begins with a record, or else the first segment.
 
     stored_by: latest store time (ms) of that record.
     """

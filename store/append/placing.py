@@ -1,4 +1,4 @@
-"""Compute offsets and bytes of an append's records before the first write, and the append's result.
+"""Compute offsets and bytes of an append's records before the first write.
 
 A few records are placed as plain values instead of columns, which is ten times faster.
 """
@@ -76,11 +76,6 @@ class NextOffsets(dict[QueueName, int]):
         self.deletions = deletions
 
     def __missing__(self, name: QueueName) -> int:
-        """Return a queue's next offset.
-
-        Raises `UnknownTopic` if topic or queue was deleted concurrently, and `CorruptSegment` if the queue ends before
-        its known end.
-        """
         queue = self._queues.of(*name)
         found = queue.known_end(self._given.get(name, 0), self.confirm_offset)
         if found == queue.begin:
@@ -89,17 +84,15 @@ class NextOffsets(dict[QueueName, int]):
         return found
 
     def take(self, name: QueueName, count: int) -> int:
-        """Allocate `count` offsets of a queue. Return the first."""
         first = self[name]
         self[name] = first + count
         return first
 
 
 class Placed(NamedTuple, Generic[Result]):
-    """A piece of an append that has its offsets, with the entries and keys to write after its records.
-
-    head: log offset and size (bytes) of the first record. end: log offset after the last. entries: by queue, the queue
-    offset of the first entry and the entries' bytes. keys: arguments of `Index.append`.
+    """head: log offset and size (bytes) of the first record.
+    entries: by queue, the queue offset of the first entry and the entries' bytes.
+    keys: arguments of `Index.append`.
     """
 
     head: tuple[int, int]
@@ -112,10 +105,7 @@ class Placed(NamedTuple, Generic[Result]):
 def place_many(
     log: CommitLog, records: EncodedRecords, begin: int, next_offsets: NextOffsets, store_timestamp: int
 ) -> tuple[Placed[AppendResult], Stretches]:
-    """Return the records' places from log offset `begin` on, and the bytes to write. store_timestamp: ms.
-
-    Raises `MessageRefused` for a record larger than a segment, `UnknownTopic` if a topic was deleted.
-    """
+    """Return the records' places from log offset `begin` on, and the bytes to write. store_timestamp: ms."""
     placement = log.place(begin, records.sizes)
     physical_offsets = placement.physical_offsets
     queue_offsets = np.empty(len(records), np.int64)

@@ -39,19 +39,17 @@ _CONFIRM_OFFSET = field_offset(PUBLISHED_END, "confirm_offset")
 
 
 class PublishedEnd:
-    """The numbers of one file.
-
-    Properties read the mapping at every access. They raise `CorruptStore` for a wrong checksum. Only a caller that
+    """Properties read the mapping at every access. They raise `CorruptStore` for a wrong checksum. Only a caller that
     holds the append lock may call `announce`, `publish`, `mark_flushed` and the methods that begin with `note`, `begin`
     or `end`.
 
-    rest_seconds: see `watch.Published`; unlimited, because every append of this project wakes waiting readers.
+    rest_seconds: unlimited, because every append of this project wakes waiting readers.
     """
 
     rest_seconds = math.inf
 
     def __init__(self, root: Path, *, writable: bool) -> None:
-        """Raises `FileMissing`, and `CorruptStore` if the file is not from this project."""
+        """Raises `FileMissing`, `CorruptStore`."""
         self._file = _NumberFile(root, writable=writable)
         self._writable = writable
         self.path = self._file.path
@@ -65,11 +63,7 @@ class PublishedEnd:
         times_from: int | None = None,
         keys_from: int | None = None,
     ) -> None:
-        """Write a published end with nothing unfinished, for this boot. An existing file is overwritten, because
-        readers have mapped it.
-
-        times_from, keys_from: default: `confirm_offset`.
-        """
+        """For this boot, with nothing unfinished. An existing file is overwritten, because readers have mapped it."""
         fields = np.zeros(1, PUBLISHED_END)
         fields["magic"], fields["version"] = PUBLISHED_END_MAGIC, PUBLISHED_END_VERSION
         fields["boot_id"] = current_boot_id()
@@ -103,7 +97,6 @@ class PublishedEnd:
         return confirm_offset
 
     def is_older(self) -> CorruptStore:
-        """Return the error for a published end that is older than the log."""
         return CorruptStore(
             f"{self.path}: this file was replaced by an older one while the store is open. It says that the log ends "
             f"at {self._file.number('confirm_offset')}, but the log is longer. No more messages are appended. Close "
@@ -132,7 +125,6 @@ class PublishedEnd:
         return bool(self._file.raw("failed_from"))
 
     def check_device(self) -> None:
-        """Raises `FlushFailed` if `has_failed`."""
         if self.has_failed:
             raise FlushFailed(self._file.text("failure").decode("utf-8", "replace"))
 
@@ -141,10 +133,7 @@ class PublishedEnd:
         return _RecordingFailure(self)
 
     def mark_failed(self, begin: int, failure: str) -> None:
-        """Record that the log after `begin` may not be synced, with the text of the first failure.
-
-        Failures may be recorded in any order. The lowest `begin` is kept.
-        """
+        """Record that the log after `begin` may not be synced. The lowest `begin` and the first failure are kept."""
         if not self.has_failed:
             self._file.set("failure", failure.encode()[: PUBLISHED_END["failure"].itemsize])
         if not self.has_failed or begin < self.flushed_offset:
@@ -157,12 +146,12 @@ class PublishedEnd:
 
     @property
     def times_from(self) -> int | None:
-        """Log offset (bytes) from which on store times ascend; None if unknown."""
+        """Log offset (bytes) from which on store times ascend."""
         return self._file.number("times_from") if self._file.raw("times_from") else None
 
     @property
     def keys_from(self) -> int | None:
-        """Log offset (bytes) from which on every key is in the index; None if unknown."""
+        """Log offset (bytes) from which on every key is in the index."""
         return self._file.number("keys_from") if self._file.raw("keys_from") else None
 
     @property
@@ -172,7 +161,6 @@ class PublishedEnd:
 
     @property
     def is_replaced(self) -> bool:
-        """Whether the file was deleted or replaced since it was opened."""
         return self._file.is_replaced
 
     @property
@@ -182,23 +170,23 @@ class PublishedEnd:
         return not written or not now or written == now
 
     def announce(self, end: int, store_timestamp: int) -> None:
-        """Announce the end of an append. Call this before its first write."""
+        """Call this before the first write of an append."""
         self._file.set("store_timestamp", checked(store_timestamp))
         self._file.set("announced_end", checked(end))
 
     def initialize_new_fields(self) -> None:
-        """Set the fields that an older version did not write."""
+        """An older version did not write these fields."""
         if self.times_from is None:
             self.note_times_from(self.confirm_offset)
         if self.keys_from is None:
             self.note_keys_from(self.confirm_offset)
 
     def note_times_from(self, offset: int) -> None:
-        """Record that store times may step back at `offset`. Call before they do."""
+        """Call this before store times step back at `offset`."""
         self._file.set("times_from", checked(offset))
 
     def note_keys_from(self, offset: int) -> None:
-        """Record that the index may lack keys before `offset`. Call before it does."""
+        """Call this before the index lacks keys before `offset`."""
         self._file.set("keys_from", checked(offset))
 
     @property
@@ -218,17 +206,14 @@ class PublishedEnd:
         return bool(self._file.raw("has_lost"))
 
     def note_loss(self) -> None:
-        """Record that a queue lost a file, so that the next writer rebuilds the queue.
-
-        That writer ignores `queueends`, which may have entries after the missing ones.
-        """
+        """The next writer rebuilds the queue. It ignores `queueends`, which may have entries after the missing ones."""
         self._file.set("has_lost", 1)
 
     def publish(self, confirm_offset: int) -> None:
         self._file.publish(confirm_offset)
 
     def mark_flushed(self, offset: int) -> None:
-        """Record that the log is synced up to `offset`, unless it is already. Raises `FlushFailed`."""
+        """Raises `FlushFailed`."""
         self.check_device()
         if offset > self.flushed_offset:
             self._file.set("flushed_offset", checked(offset))
@@ -238,7 +223,7 @@ class PublishedEnd:
         self._file.flush()
 
     def close(self) -> None:
-        """Close the file. The numbers can still be read."""
+        """The numbers can still be read."""
         self._file.close()
 
 
@@ -274,7 +259,7 @@ class _NumberFile:
         return status is None or status.st_ino != self._inode
 
     def number(self, name: str) -> int:
-        """Return a field. Raises `CorruptStore` if its checksum is wrong."""
+        """Raises `CorruptStore` if the checksum is wrong."""
         for _ in range(_LOOKS):
             found: int = self._fields[name].item()
             if checked(found & _NUMBER_MASK) == found:
@@ -285,7 +270,7 @@ class _NumberFile:
         )
 
     def raw(self, name: str) -> int:
-        """Return a field without checking it, 0 if it was never written."""
+        """Unchecked; 0 if the field was never written."""
         value: int = self._fields[name].item()
         return value
 
@@ -328,7 +313,6 @@ class _RecordingFailure:
 
 
 def published_end_of(root: Path, *, writable: bool = False) -> PublishedEnd | None:
-    """Return None if the directory has no published end. Raises `CorruptStore`."""
     try:
         return PublishedEnd(root, writable=writable)
     except FileNotFoundError:
@@ -337,13 +321,13 @@ def published_end_of(root: Path, *, writable: bool = False) -> PublishedEnd | No
 
 @lru_cache(maxsize=64)  # an append repeats the same few numbers
 def checked(number: int) -> int:
-    """Return a number with its checksum in the highest byte. It detects a flipped bit and a page of zeros."""
+    """Add a checksum in the highest byte. It detects a flipped bit and a page of zeros."""
     return (zlib.crc32(number.to_bytes(_NUMBER_BYTES, "big")) & 0xFF) << PUBLISHED_END_NUMBER_BITS | number
 
 
 @cache
 def current_boot_id() -> bytes:
-    """Return the kernel's id of this boot, b"" if unknown."""
+    """Return b"" if the boot is unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
     except OSError:

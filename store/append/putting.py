@@ -1,4 +1,4 @@
-"""Choose the queues of messages and encode them as records. Build the results of a put."""
+"""Choose the queues of messages and encode them as records."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from store.format.stored_message import offset_msg_ids
 from store.model.errors import PutStatus
 
 ROWS_A_TURN = 16  # larger groups do not make reads faster
-# A delayed record may grow by a longer name and a checksum when it is put into its own topic.
+# A delayed record may get a longer name and a checksum in its own topic.
 _GROWS_BYTES = MAX_TOPIC_BYTES + PROPERTY_CRC_BYTES
 
 
@@ -80,15 +80,13 @@ class RecordMaker:
         return self._delayed(as_columns(records), waits)
 
     def choose(self, messages: Sequence[Message]) -> list[int]:
-        """Return the queue id for each message. Raises `UnknownTopic`, `UnknownQueue`, `InvalidTopic`,
-        `MessageRefused`.
-        """
+        """Raises `UnknownTopic`, `UnknownQueue`, `InvalidTopic`, `MessageRefused`."""
         return self._queues.of_messages(messages)
 
     def of_own(self, messages: Sequence[Message]) -> EncodedRecords | list[EncodedRecord]:
         """Encode messages that a broker puts itself, to any topic and with any properties. Each must have a queue id.
 
-        Raises `MessageRefused` for a record that may not fit into a segment when it is put into its real topic later.
+        Raises `MessageRefused` if a record may not fit into a segment when it moves to its real topic.
         """
         queue_ids = [message.queue_id or 0 for message in messages]
         records = encode_list(messages, queue_ids, self._encoding, _now())
@@ -109,10 +107,7 @@ class RecordMaker:
         return (self._of_piece(topic, piece) for piece in split(source))
 
     def of_copies(self, copies: RecordCopies, places: CopyDestinations) -> Iterator[EncodedRecords]:
-        """Encode copies of records that the store puts itself, to any topic and with any properties.
-
-        Raises `MessageRefused` for properties that become too large.
-        """
+        """Encode records that the store puts itself, to any topic and with any properties."""
         if places.delays is not None:
             self._delaying()
         return copies.records(places, self._encoding)
@@ -155,7 +150,7 @@ class QueueChoice:
 
     Round robin begins at the number of messages that the topic ever had. Otherwise processes that put one message each
     would all use the first queue. Rows of a table go to a queue in groups of ROWS_A_TURN, so that records of one queue
-    are adjacent in the log. The last rows, too few for a group in every queue, go row by row.
+    are adjacent in the log.
     """
 
     def __init__(self, topics: Topics, ever_put: Callable[[str], int]) -> None:
@@ -181,7 +176,6 @@ class QueueChoice:
         return np.where(without, self._unnamed(topic, messages, queues), named) if without.any() else named
 
     def count(self, topic: str) -> int:
-        """Return a topic's number of queues. Raises `UnknownTopic`, `InvalidTopic`, `MessageRefused`."""
         queues = self._topics.known(topic)
         check_topic(topic)
         return queues
@@ -209,8 +203,6 @@ class QueueChoice:
 
 
 class _Turns(dict[str, Iterator[int]]):
-    """The round-robin counter of each topic."""
-
     def __init__(self, ever_put: Callable[[str], int]) -> None:
         super().__init__()
         self._ever_put = ever_put
@@ -221,7 +213,7 @@ class _Turns(dict[str, Iterator[int]]):
 
 
 def sendable(messages: Iterable[Message]) -> list[Message]:
-    """Return the messages without reserved properties. Raises `MessageRefused` for objects that are no messages."""
+    """Remove reserved properties. Raises `MessageRefused` for objects that are no messages."""
     if not isinstance(messages, Iterable):
         raise illegal(f"put_many takes an iterable of Message, not {type(messages).__name__}")
     return list(map(_sendable, messages))

@@ -37,10 +37,7 @@ _EVENTS_AT_ONCE = 4096  # bytes; remaining events end the next wait
 
 
 class Published(Protocol):
-    """What a `Watch` waits for: the end of a log, or a folder whose files change.
-
-    rest_seconds: how long a `Watch` may wait before its caller has to check for changes.
-    """
+    """rest_seconds: how long a `Watch` may wait before its caller has to check for changes."""
 
     path: Path
 
@@ -53,9 +50,8 @@ class Watch(Opened):
 
     A user has few inotify instances (128 by default), so use one `Watch` per waiting thread for any number of readers.
 
-    A watch polls every `POLL_SECONDS` if inotify is not available or the user's limits of it are reached, with
-    `notified=False`, and in a RocketMQ broker's directory. Every method except `close` raises `StoreClosed`,
-    `StoreForked`.
+    A watch polls every `POLL_SECONDS` if inotify is not available or the user's limits of it are reached, and in a
+    RocketMQ broker's directory.
     """
 
     def __init__(self, *, notified: bool = True) -> None:
@@ -65,7 +61,7 @@ class Watch(Opened):
 
     @staticmethod
     def of(end: Published) -> Watch:
-        """Return a watch of one end. It polls if `end` has no file yet."""
+        """The watch polls if `end` has no file yet."""
         watch = Watch(notified=end.path.exists())
         watch.add(end)
         return watch
@@ -78,26 +74,23 @@ class Watch(Opened):
         return POLL_SECONDS if ears.has_to_poll else min((end.rest_seconds for end in self._ends), default=math.inf)
 
     def add(self, end: Published) -> None:
-        """Watch one more file. Read its confirm offset *after* this call; otherwise a publication may be missed."""
+        """Read the file's confirm offset *after* this call; otherwise a publication may be missed."""
         ears = self._open_descriptors()
         self._what = f"a watch of {end.path.parent}"
         self._ends.append(end)
         ears.watch_path(end.path)
 
     def wait(self, timeout: float) -> None:
-        """Return at the next publication or interruption, or after `timeout` seconds.
-
-        May return earlier, so check the confirm offset.
-        """
+        """May return before a publication, so check the confirm offset. timeout: seconds."""
         ears = self._open_descriptors()
         ears.wait(min(timeout, self._rest_seconds(ears), _LONGEST_WAIT_SECONDS))
 
     def interrupt(self) -> None:
-        """End the current wait. If there is none, end the next one."""
+        """End the current wait, or else the next one."""
         self._open_descriptors().interrupt()
 
     def close(self) -> None:
-        """Close the watch, and end a current wait."""
+        """Also ends a current wait."""
         if not self._is_over:
             self._is_over = True
             ears, self._ears = self._ears, None
@@ -120,9 +113,7 @@ class Watch(Opened):
 
 
 class _WatchDescriptors:
-    """The descriptors of a watch. They are closed after their last use, because a thread may wait during
-    `Watch.close`.
-    """
+    """The descriptors are closed after their last use, because a thread may wait during `Watch.close`."""
 
     def __init__(self, *, notified: bool) -> None:
         self.notify: inotify_simple.INotify | None = None
@@ -192,7 +183,7 @@ class Watches:
         self._lock = threading.RLock()  # re-entrant: a signal handler may call `close`
 
     def new(self) -> Watch:
-        """Return a watch that does not belong to the pool. The caller must close it."""
+        """The caller must close the watch."""
         watch = Watch.of(self._end)
         with self._lock:
             self._all.add(watch)

@@ -1,1 +1,1 @@
-"""Files in a directory or on an object store, by URL. Archives, ledgers and staged rows are stored there."""
+"""Files in a directory or on an object store, by URL: archives, ledgers and staged rows."""

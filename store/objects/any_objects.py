@@ -18,9 +18,8 @@ from store.objects.urls import local_path, must_be_plain
 
 
 class LocalObjects:
-    """`Objects` in a directory.
-
-    Files are not memory-mapped, because an I/O error on a mapped page, as on a network file system, kills the process.
+    """Files are not memory-mapped, because an I/O error on a mapped page, as on a network file system, kills the
+    process.
     """
 
     ahead = 0  # the system prefetches
@@ -107,9 +106,8 @@ class LocalObjects:
             yield self._root / path
 
     def _make_folder_of(self, path: str) -> None:
-        """Create the folder of an object, durably.
-
-        The root's parent is always synced: the process that created the root may have died before its own sync.
+        """Durable. The root's parent is always synced: the process that created the root may have died before its own
+        sync.
         """
         above = (self._root / path).parents
         if above[0].is_dir():
@@ -121,20 +119,17 @@ class LocalObjects:
 
 
 class ByteReader(Protocol):
-    """Reads bytes of objects. url: for error messages. ahead: how many reads a caller should send in advance."""
+    """url: for error messages. ahead: how many reads a caller should send in advance."""
 
     url: str
     ahead: int
 
     def read(self, path: str, begin: int, end: int) -> bytes:
-        """Return bytes [begin, end), fewer if the object is shorter.
-
-        Raises `FileNotFoundError`, `ObjectsUnavailable`.
-        """
+        """Return fewer bytes if the object is shorter. Raises `FileNotFoundError`, `ObjectsUnavailable`."""
 
 
 class Objects(ByteReader, Protocol):
-    """A tree of objects. Paths are relative, with slashes. A folder exists while it contains an object.
+    """Paths are relative, with slashes. A folder exists while it contains an object.
 
     Every method raises `ObjectsUnavailable` if the file system denies access, fails, or does not answer.
     """
@@ -146,10 +141,10 @@ class Objects(ByteReader, Protocol):
         """Return the length in bytes. Raises `FileNotFoundError`."""
 
     def mark(self, path: str) -> Hashable:
-        """Return a value that changes with the object, such as an ETag; None if object or value is missing."""
+        """Return a value that changes with the object, such as an ETag; None if there is none."""
 
     def names(self, path: str) -> dict[str, float | None]:
-        """List a folder: name to modification time (s since 1970), None for a subfolder. Sorted by name.
+        """Return modification times (s since 1970), None for a subfolder, sorted by name.
 
         Empty if the folder does not exist.
         """
@@ -164,7 +159,7 @@ class Objects(ByteReader, Protocol):
         """Do nothing if the object is missing."""
 
     def delete_all(self, path: str) -> None:
-        """Delete a folder with its content. Do nothing if it is missing."""
+        """Do nothing if the folder is missing."""
 
     def writing(self, path: str) -> AbstractContextManager[Path]:
         """Yield an empty local file, which becomes the object if the context exits without an error.
@@ -173,11 +168,11 @@ class Objects(ByteReader, Protocol):
         """
 
     def reading(self, path: str) -> AbstractContextManager[Path]:
-        """Yield a local copy of an object. It can be read until the context exits. Raises `FileNotFoundError`."""
+        """Yield a local copy, which can be read until the context exits. Raises `FileNotFoundError`."""
 
 
 def objects_at(url: str, options: Mapping[str, Any]) -> Objects:
-    """Return the objects at a URL. options: fsspec's storage options. Raises `ConfigError`, `ObjectsUnavailable`."""
+    """options: fsspec's storage options. Raises `ConfigError`, `ObjectsUnavailable`."""
     local = local_path(url)
     if local is not None:
         return LocalObjects(Path(local))
@@ -195,8 +190,7 @@ _GIVE_CREDENTIALS = "give the credentials in the environment, or as storage opti
 def translated(where: object, secrets: Sequence[str] = ()) -> Iterator[None]:
     """Turn errors into `ObjectsUnavailable`, except `FileNotFoundError`.
 
-    where: path or URL for messages. secrets: texts that no error may show. An error that contains one is replaced,
-    without its cause.
+    secrets: texts that no error may show. An error that contains one is replaced, without its cause.
     """
     try:
         yield
@@ -234,14 +228,14 @@ def _texts(error: BaseException | None) -> Iterator[str]:
 
 
 def is_timeout(error: BaseException) -> bool:
-    """Return whether an error is a timeout or a lost connection. botocore's timeouts have only the name in common."""
+    """botocore's timeouts have only the name in common."""
     return isinstance(error, TimeoutError | ConnectionError) or (
         isinstance(error, OSError) and "Timeout" in type(error).__name__
     )
 
 
 def _regular(file: Path) -> FileIO:
-    """Open a file for reading. Raises `OSError` for a pipe or a device, which would block."""
+    """Raises `OSError` for a pipe or a device, which would block."""
     fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
     _must_be_regular(fd)
     return FileIO(fd)

@@ -1,7 +1,4 @@
-"""`Objects` on remote file systems, through fsspec.
-
-fsspec takes credentials from the environment, from its configuration, or from the machine's role.
-"""
+"""`Objects` on remote file systems, through fsspec."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ _MEMORY = "memory"
 _ATOMIC = {"s3", "gs", "gcs", "abfs", "az", _MEMORY}  # protocols with atomic puts
 _NO_LISTINGS_CACHE = {"sftp", "ssh"}  # they would pass the option on to ssh
 _MODIFIED = ("LastModified", "mtime", "last_modified", "created")  # file systems differ
-_PART, _NEW = ".part", ".new"  # being written; ready to replace the old object
+_PART, _NEW = ".part", ".new"
 _LOOKS = 3
 _retrying = Retrying(
     retry=retry_if_exception(is_timeout),
@@ -167,7 +164,6 @@ class Renaming(Remote):
     ahead = 1
 
     def __init__(self, url: str, files: Any, root: str, connected: Callable[[], Any]) -> None:
-        """connected: opens a new connection."""
         super().__init__(url, files, root)
         self._connected = connected
         self._turn = threading.Lock()
@@ -261,9 +257,7 @@ def _connected(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def _renames(files: Any) -> bool:
-    """Return whether writes need renames. A file system without its own rename is usually an object store with atomic
-    puts.
-    """
+    """A file system without its own rename is usually an object store with atomic puts."""
     return not _protocols(files) & _ATOMIC and type(_innermost(files)).mv is not AbstractFileSystem.mv
 
 
@@ -279,6 +273,6 @@ def _innermost(files: Any) -> Any:
 
 
 def _modified(entry: Mapping[str, Any]) -> float:
-    """Return a time in s since 1970. It is infinity if unknown, so that the object never counts as old."""
+    """In s since 1970; infinity if unknown, so that the object never counts as old."""
     time = next((entry[name] for name in _MODIFIED if entry.get(name) is not None), float("inf"))
     return time.timestamp() if isinstance(time, datetime) else float(time)
