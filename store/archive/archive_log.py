@@ -125,7 +125,7 @@ _MAX_BODY_BYTES = StoreConfig().maxDecompressedMessageSize
 class ArchiveAddress:
     """An archive at an fsspec URL or in a directory.
 
-    options: JSON for the file system; left out of the repr, so that errors do not show secrets.
+    options: JSON. `repr` omits them, because they may have secrets.
     """
 
     url: str
@@ -197,7 +197,7 @@ class ArchiveLog:
             return ranges
 
     def query(self, wanted: KeyQuery, before: Positions | None = None) -> list[StoredMessage]:
-        """Return the messages that match, oldest first. Reads all messages that the index lacks.
+        """Return matching messages, oldest first. Reads all messages that the index lacks.
 
         before: the offset in each queue at which to stop. Raises `UnknownTopic`, `CorruptRecord`, `UnreadableBody`,
         `CorruptSegment`, `ObjectsUnavailable`.
@@ -216,19 +216,15 @@ class ArchiveLog:
         return self._with_current_catalog(newest)
 
     def with_id(self, topic: str, msg_id: str) -> list[StoredMessage]:
-        """Return the messages of a topic with this id in the column `msgId`.
-
-        Ids that are not from a producer are offsets in a queue's log, so several queues may have the same one.
-        """
+        """Return a topic's messages with this `msgId`. An id that is a log offset may occur in several queues."""
         there = [QueueRange(queue, *bounds) for queue, bounds in self.bounds(self.topics().get(topic, ())).items()]
         pieces = self.with_keys(there, [msg_id])
         found = (message for piece in pieces for message in self.messages(piece, raw=True))
         return [message for message in found if message.msg_id == msg_id]
 
     def _with_current_catalog(self, look: Callable[[ArchivedQueues], Found], oldest: float = 0.0) -> Found:
-        """Call `look` with a catalog that is at most `oldest` seconds old.
-
-        If an object was deleted after the catalog was read, retry with a newer catalog. Raises as `look`.
+        """Call `look` again with a newer catalog if an object was deleted after the catalog was read. oldest: in
+        seconds.
         """
         queues = self._queues(oldest)
         while True:
@@ -286,17 +282,16 @@ class ArchiveLog:
         return _scan(self._queues().queue_containing(wanted), wanted, spec)
 
     def checked(self, wanted: QueueRange, max_bytes: int) -> Iterator[CheckedBlock]:
-        """Yield the messages of a range as checked raw records, see `scan.checked_blocks`. Raises as `scan`."""
+        """As `scan.checked_blocks`. Raises as `scan`."""
         it = self._queues().queue_containing(wanted)
         if wanted.length > 0:
             with it.ahead(wanted.start, wanted.end) as (log, queue):
                 yield from checked_blocks(log, queue, wanted.start, wanted.end, max_bytes)
 
     def messages(self, wanted: QueueRange, *, raw: bool = False) -> Iterator[StoredMessage]:
-        """Yield the messages of a range with decompressed bodies.
+        """Yield messages with decompressed bodies, also those before a damaged message.
 
-        raw: yield a body as it is stored if it cannot be decompressed. Raises as `scan`. If a message is damaged, all
-        messages before it are yielded first.
+        raw: yield bodies that cannot be decompressed as they are stored. Raises as `scan`.
         """
         rest, where = wanted, self._queues().where(wanted.queue)
         try:
@@ -313,11 +308,7 @@ class ArchiveLog:
             yield from self.messages(rest._replace(start=middle), raw=raw)
 
     def records(self, wanted: QueueRange, message_filter: MessageFilter, most: int, max_bytes: int) -> RecordPieces:
-        """Return the first records of a range that match, as `served_records` describes.
-
-        most, max_bytes: limits of the result. The first match is returned even if it is larger. Raises as `scan`, but
-        for a damaged record only if it is the first.
-        """
+        """As `served_records.records_of`, but raises `CorruptRecord` only if the first record is damaged."""
 
         def first(queues: ArchivedQueues) -> RecordPieces:
             it = queues.queue_containing(wanted)
@@ -332,7 +323,7 @@ class ArchiveLog:
         return self.records(wanted._replace(end=(wanted.start + wanted.end) // 2), message_filter, most, max_bytes)
 
     def named(self, physical_offset: int) -> QueueRange:
-        """Return the range of the one message that a `served_records` name identifies. Raises `OffsetLost`."""
+        """Return the range of one message, by its `served_records` name. Raises `OffsetLost`."""
         what = named(physical_offset)
         topics = {number: topic for topic, number in self._queues().catalog.topics.items()}
         if what is None or what.topic_number not in topics:
@@ -366,10 +357,7 @@ class ArchiveLog:
         self.close()
 
     def _queues(self, oldest: float = 0.0) -> ArchivedQueues:
-        """Return the archived queues, from metadata at most `oldest` seconds old.
-
-        The result is the same object as before if the metadata are unchanged.
-        """
+        """Return the same object until the metadata change. oldest: allowed age of the metadata, in seconds."""
         known = self._known
         if known is not None and time.monotonic() < self._read_at + oldest:
             return known
@@ -406,9 +394,8 @@ def _scan(it: FlatQueue, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.Reco
 
 
 def _is_replaced(it: FlatQueue, position: int, was: Fingerprint) -> bool:
-    """Return whether the message before `position` was replaced, given that its fingerprint is not `was`.
-
-    If the archived queue ends earlier, it was replaced if its log extends beyond that message.
+    """Called if the message has another fingerprint than `was`. If the archived queue ends before the message, the
+    message was replaced if the queue's log goes beyond it.
     """
     if position <= it.min_offset():
         return False

@@ -28,9 +28,7 @@ class ArchivedQueues:
                 yield it
 
     def queue_containing(self, wanted: QueueRange) -> FlatQueue:
-        """Return the queue of a range that is entirely archived. Raises `UnknownTopic`, `OffsetLost`,
-        `OffsetNotYet`.
-        """
+        """Raises `UnknownTopic`, and `OffsetLost`, `OffsetNotYet` unless all of the range is archived."""
         it = self.queue(wanted.queue)
         where = self.where(wanted.queue)
         if it is None:

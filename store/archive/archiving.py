@@ -1,8 +1,7 @@
 """Archiving: copy messages of a store's queues into segments of the archive.
 
-The order of writes: a segment of a queue's log and one of its entries, their keys, and last the metadata that name the
-segments. A killed process may leave objects that no metadata name. Readers ignore them, and the next run overwrites
-them.
+The order of writes: a segment of a queue's log and one of its entries, their keys, and last the metadata that name
+them. A killed process may leave objects that no metadata name. Readers ignore them, and the next run overwrites them.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from store.read.published import PublishedQueues
 from store.read.scan import CheckedBlock, checked_blocks
 
 PIECE_BYTES = 64 << 20  # size at which a segment of a queue's log is complete
-_SMALL = 4  # a last segment smaller than a piece divided by this is replaced by a longer one with the same beginning
+_SMALL = 4  # a last segment smaller than a piece divided by this is rewritten with more messages
 _PIECES_AT_ONCE = 4  # between two writes of the metadata
 _BLOCK_BYTES = 8 << 20
 
@@ -50,9 +49,9 @@ Progress = Callable[[int, int], None]  # messages archived so far, and in all
 
 
 class Archived(NamedTuple):
-    """The result of one run: numbers of archived messages and bytes, of deleted objects, and of forgotten messages.
+    """The counts of one run.
 
-    deleted: objects that have expired. forgotten: archived messages that were deleted because their topic was.
+    deleted: expired objects. forgotten: archived messages that were deleted with their topic.
     """
 
     messages: int = 0
@@ -65,9 +64,7 @@ class Piece:
     """A part of a queue: one segment of its log and one of its entries."""
 
     def __init__(self, archived: ArchivedQueue, offset: int, old: tuple[bytes, bytes] | None = None) -> None:
-        """offset: queue offset of the first message. old: contents of the queue's last segments (log, entries), if this
-        piece rewrites them with more messages.
-        """
+        """offset: of the first message. old: the queue's last segments (log, entries), if this piece rewrites them."""
         self.begin, self.end = NO_TIME, NO_TIME
         if old is not None:
             log, entries = archived.log[-1], archived.entries[-1]
@@ -83,7 +80,6 @@ class Piece:
         self.stretch = (LONG_MAX, 0)  # range of the store's log that was copied
 
     def add(self, checked: CheckedBlock, queue: Queue, topic_id: int) -> None:
-        """topic_id: the topic's number in the archive."""
         self.last = fingerprint_of(checked, -1)
         block, (_, _, sizes, codes) = checked
         begin, end = self.stretch
@@ -105,10 +101,7 @@ class Piece:
         self.end = max(self.end, int(times.max())) if known else int(times.max())
 
     def write(self, place: ArchivePlace, queue: str, *, sealed: bool) -> tuple[Segment, Segment, Fingerprint]:
-        """Write both segments. Return them (log, entries) and the last message's fingerprint.
-
-        Each segment is read back and compared.
-        """
+        """Return the segments (log, entries), and the last message's fingerprint."""
         log, entries = b"".join(self._log), b"".join(self._entries)
         for kind, base, data in ((COMMIT_LOG, self.base, log), (CONSUME_QUEUE, self.entries_base, entries)):
             place.write(segment_path(queue, kind, base), data)
@@ -147,10 +140,7 @@ class Archiving:
     ) -> Archived:
         """Archive each queue up to its end.
 
-        queues: all queues of each topic.
-        end_of: returns a queue's end, at most its published end.
-        progress: called at the beginning and after each piece.
-        is_remembered: the store's settings name this archive.
+        queues, end_of: as in `ArchiveOrder`. progress: called at the beginning and after each piece.
 
         Raises `ObjectsUnavailable`, `ArchiveOfAnother` before any write, and `QueuesPassedOver` at the end if some
         queues could not be archived.
@@ -190,11 +180,7 @@ class Archiving:
         return Archived(done, taken)
 
     def _passing(self, queue: Queue, passed: dict[Queue, StoreError], work: Callable[[], Result]) -> Result | None:
-        """Return the result of `work`.
-
-        Return None if the topic was deleted, or if `work` failed in a way that concerns only this queue. The error is
-        then added to `passed`.
-        """
+        """Return None if the topic was deleted, or if only this queue failed; `passed` then gets the error."""
         try:
             return work()
         except UnknownTopic:
@@ -207,10 +193,10 @@ class Archiving:
         return self._published.offsets(queue.topic, queue.queue_id)[0] if begin is None else begin, end_of(queue)
 
     def _save(self) -> None:
-        """Write the index, then metadata that name all written segments.
+        """Flush the store's log, then write the index, then the metadata.
 
-        The store's log is flushed first. Otherwise a crash could remove records that are already archived, and the
-        archive would look like another store's.
+        Without the flush, a crash could remove records that are already archived, and the archive would look like
+        another store's.
         """
         begin, end = self._stretch
         if begin < end:
@@ -237,7 +223,6 @@ class Archiving:
         return self._filing.write(self._catalog, self._place.index(self._catalog), self._place.write, first)
 
     def _drop_lost_index_segment(self, error: StoreError) -> int:
-        """Drop the last index segment, which is lost. A search by key then reads all messages archived so far."""
         warnings.warn(
             f"{error}. The key index continues without it, so a search by key reads all messages that are archived "
             "until now",
@@ -254,9 +239,7 @@ class Archiving:
         return lost.stop
 
     def _queue(self, queue: Queue, start: int, end: int) -> Iterator[Archived]:
-        """Archive a range of one queue, and yield the counts of each piece. Raises `ArchiveOfAnother` if the topic was
-        recreated concurrently.
-        """
+        """Yield the counts of each piece. Raises `ArchiveOfAnother` if the topic was recreated concurrently."""
         piece: Piece | None = None
         limit = min(_BLOCK_BYTES, self._piece_bytes)
         of_store = self._published.of(queue.topic, queue.queue_id)

@@ -88,7 +88,7 @@ def index_path(broker: str) -> str:
 
 
 def segment_path(queue: str, kind: str, base: int) -> str:
-    """Return a segment's path below the cluster's folder. queue: a `queue_path`. kind: a key of SEGMENT_TYPES."""
+    """Return a path below the cluster's folder. queue: a `queue_path`. kind: a key of SEGMENT_TYPES."""
     return f"{queue}/{kind}/{hashed(str(base))}{segment_name(base)}"
 
 
@@ -102,9 +102,9 @@ _MOST_TOPICS = 1 << 30  # half of the index's int32 range, to leave numbers for 
 
 @dataclass(frozen=True)
 class Segment:
-    """One object of a file, with bytes [base, base + size) of that file.
+    """One object of a file, with its bytes [base, base + size).
 
-    begin, end: earliest and latest store time, ms. sealed: nothing more is appended, so the times are final.
+    begin, end: earliest and latest store time, ms. sealed: nothing more is appended.
     """
 
     base: int
@@ -152,7 +152,7 @@ class ArchivedQueue:
         return not self.entries and self.indexed_from is None and bool(self.log) and self.log[-1].base > 0
 
     def written(self, log: Segment, entries: Segment, last: Fingerprint) -> ArchivedQueue:
-        """Return a copy with these segments appended, or replaced if they have the same base."""
+        """Return a copy with these segments, which replace segments of the same base."""
 
         def behind(segments: Segments, added: Segment) -> Segments:
             return (*(each for each in segments if each.base != added.base), added)
@@ -162,9 +162,9 @@ class ArchivedQueue:
 
 @dataclass(frozen=True)
 class Catalog:
-    """The topics, queues and index of an archive.
+    """The contents of an archive.
 
-    topics: maps each topic to its number in the archive. index: segments of the key index. Each can be searched alone.
+    topics: the number of each topic. index: segments of the key index. Each can be searched alone.
     """
 
     broker: str
@@ -173,16 +173,14 @@ class Catalog:
     index: Segments = ()
 
     def of_topics(self) -> dict[str, tuple[Queue, ...]]:
-        """Return the topics, sorted, each with its queues. Queue ids have no gaps: queues that are not archived are
-        included.
-        """
+        """Return the sorted topics with all queues up to the highest archived one."""
         counts: dict[str, int] = dict.fromkeys(sorted(self.topics), 0)
         for queue in (queue for queue, archived in self.queues.items() if not archived.is_forgotten):
             counts[queue.topic] = max(counts.get(queue.topic, 0), queue.queue_id + 1)
         return {topic: tuple(Queue(topic, each) for each in range(count)) for topic, count in counts.items() if count}
 
     def queue(self, queue: Queue) -> ArchivedQueue | None:
-        """Return the archived part of a queue, None if the queue is not in `of_topics`."""
+        """Return None if the queue is not in `of_topics`."""
         found = self.queues.get(queue)
         if found is None and queue in self.of_topics().get(queue.topic, ()):
             return ArchivedQueue()
@@ -193,7 +191,7 @@ class Catalog:
         return replace(numbered, queues={**self.queues, queue: archived})
 
     def without(self, queue: Queue) -> Catalog:
-        """Return a copy without the archived messages of this queue.
+        """Return a copy without a queue's messages.
 
         The queue's log continues after the deleted records, so that stale metadata and keys never name new ones.
         """
@@ -205,14 +203,12 @@ class Catalog:
         return replace(self, queues=queues)
 
     def numbered(self, topic: str) -> Catalog:
-        """Return a copy with a new number for this topic, which invalidates its keys in the index."""
+        """Return a copy with a new number for a topic, which invalidates its keys in the index."""
         return replace(self, topics={**self.topics, topic: max(self.topics.values(), default=-1) + 1})
-
-    # --- as JSON ---------------------------------------------------------------------------------------
 
     @staticmethod
     def parse(where: str, data: bytes) -> Catalog | None:
-        """Parse the metadata. Return None if they name no broker, and therefore no queue and no segment.
+        """Return None if the metadata name no broker, and so no queue and no segment.
 
         where: the path for error messages. Raises `CorruptStore`.
         """
@@ -334,9 +330,7 @@ def _as_json(path: str, kind: str, segment: Segment, now: int) -> dict[str, Any]
 
 
 def _segments(path: Path, listed: dict[str, Any], name: str) -> Segments:
-    """Return the segments in order, without empty ones. If the only segment is empty, it is kept, because it holds the
-    offset at which the queue's log continues.
-    """
+    """Drop empty segments, except an only one: it has the offset at which the queue's log continues."""
 
     def segment(base: str, said: Mapping[str, Any]) -> Segment:
         def of(key: str, maximum: int = LONG_MAX) -> int:

@@ -1,8 +1,7 @@
 """Checks that an archive belongs to this store, and finds the offset at which archiving of each queue continues.
 
-For each queue, the metadata have the fingerprint of the last archived message (`ArchivedQueue.last`). It is compared
-with the fingerprint of the store's message at that offset. If one of them is missing or they differ, the records are
-compared.
+The last archived message of each queue is compared with the store's by fingerprint. If one is missing or they differ,
+the records are compared.
 """
 
 from __future__ import annotations
@@ -34,18 +33,15 @@ from store.read.published import PublishedQueues
 
 
 class StoreComparison:
-    """Compares archived queues with the queues of one store."""
-
     def __init__(self, published: PublishedQueues) -> None:
         self._log = published.log
         self._published = published
 
     def last(self, it: FlatQueue) -> Fingerprint | None:
-        """Return the fingerprint of the last archived message, after checking that the store has the same message.
+        """Return the last archived message's fingerprint. If the store has the message, they are compared.
 
-        If the store deleted that message, return the fingerprint in the metadata. Raises `ArchiveOfAnother`,
-        `OffsetLost` if messages between the archive's end and the store's first message are missing, and
-        `UnknownTopic`.
+        Raises `ArchiveOfAnother`, `UnknownTopic`, and `OffsetLost` if messages between the archive's end and the
+        store's first message are missing.
         """
         queue, end, was = it.queue, it.archived.max_offset, it.archived.last
         while True:
@@ -101,15 +97,14 @@ class StoreComparison:
             return True
 
     def begin(self, queue: Queue) -> int:
-        """Return the queue's first offset since its topic was created; lower offsets belong to a deleted topic of that
-        name.
+        """Return the first offset since the topic was created; lower ones belong to a deleted topic of that name.
 
         Raises `UnknownTopic`, `UnknownQueue`.
         """
         return self._published.of(queue.topic, queue.queue_id).begin
 
     def has_in_log(self, it: FlatQueue, last: Fingerprint | None) -> bool:
-        """Return whether the store's log has the last archived message. Deleting a topic does not remove its records.
+        """Return whether the store's log has the last archived message, even of a deleted topic.
 
         last: the message's fingerprint; None for the one in the metadata.
         """
@@ -126,10 +121,8 @@ class StoreComparison:
         return it.archived.last is None or it.archived.last.physical_offset < self._log.min_offset()
 
     def _may_follow(self, it: FlatQueue) -> bool:
-        """Return whether the store's queue can continue the archive, which ends at the store's first offset.
-
-        The queue's files may still have the entry before its first offset. If so, it must refer to the last archived
-        message.
+        """The archive ends at the store's first offset. If the queue's files still have the entry before it, that entry
+        must refer to the last archived message.
         """
         if (last := it.archived.last) is None:
             return True
@@ -174,7 +167,7 @@ class ArchiveState(NamedTuple):
 
     @staticmethod
     def of(comparison: StoreComparison, place: ArchivePlace, catalog: Catalog, queues: Sequence[Queue]) -> ArchiveState:
-        """Compare the catalog with the store. queues: all queues of each topic. Raises `ObjectsUnavailable`."""
+        """queues: all queues of each topic. Raises `ObjectsUnavailable`."""
         last: dict[Queue, Fingerprint | None] = {}
         passed: dict[Queue, StoreError] = {}
         others: dict[str, StoreError] = {}
@@ -201,7 +194,7 @@ class ArchiveState(NamedTuple):
         return ArchiveState(begins, last, passed)
 
     def is_cut_off(self, queue: Queue) -> bool:
-        """Return whether archiving of a queue can never continue. Damage does not count, because it may be repaired."""
+        """Return whether archiving can never continue. Damage does not count, because it may be repaired."""
         others = {other.topic for other, reason in self.passed.items() if isinstance(reason, ArchiveOfAnother)}
         return queue.topic in others or isinstance(self.passed.get(queue), OffsetLost)
 
@@ -218,8 +211,8 @@ class ArchiveState(NamedTuple):
     ) -> bool:
         """Return whether the archive is empty, or the store's log has the last archived message of at least one queue.
 
-        is_remembered: the store's settings name this archive. Then the result is also true if no queue has an error and
-        retention may have deleted all those messages from the store. Raises `ObjectsUnavailable`.
+        is_remembered: also return True if no queue has an error and retention may have deleted all those messages.
+        Raises `ObjectsUnavailable`.
         """
         there = list(_archived(place, catalog))
         if not there or any(comparison.has_in_log(it, self.last.get(it.queue)) for it in there):

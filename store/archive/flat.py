@@ -72,7 +72,7 @@ class FlatLog:
     size = _ENDLESS
 
     def __init__(self, file: FlatFile, begin: int, view: Callable[[int, int], Bytes] | None = None) -> None:
-        """view: returns the bytes at an offset; by default they are read from the file."""
+        """view: used instead of reading the file."""
         self._file = file
         self._begin = begin
         self._view = view
@@ -97,8 +97,6 @@ class FlatLog:
 
 
 class FlatConsumeQueue:
-    """A queue's entries, with the interface of a store's consume queue."""
-
     def __init__(self, queue: Queue, read: Read, max_offset: int) -> None:
         self.topic, self.queue_id = queue.topic, queue.queue_id
         self._read = read
@@ -136,7 +134,7 @@ class ReadAhead:
         self._pieces: dict[int, Future[bytes]] = {}
 
     def view(self, offset: int, length: int) -> Bytes:
-        """Return bytes [offset, offset + length), uint8. Raises as `read`."""
+        """Raises as `read`."""
         if not self._begin <= offset <= offset + length <= self._end:
             return np.frombuffer(self._read(offset, offset + length), np.uint8)
         first, last = self._number(offset), self._number(max(offset, offset + length - 1))
@@ -170,7 +168,7 @@ class FlatQueue:
         self.entries = FlatConsumeQueue(queue, self._read_entries, archived.max_offset)
 
     def min_offset(self) -> int:
-        """Return the queue offset of the first message whose record is not deleted.
+        """Return the offset of the first message whose record is not deleted.
 
         A broker deletes segments of log and entries independently, so the first entries may have no record.
         """
@@ -182,10 +180,8 @@ class FlatQueue:
         return self._min_offset
 
     def _read_entries(self, begin: int, end: int) -> bytes:
-        """Return bytes [begin, end) of the entries. Raises `OffsetLost`.
-
-        After the topic was recreated, new objects may have the same names. They are recognized because their log begins
-        after the end of this one.
+        """Raises `OffsetLost` for objects of a recreated topic, which may have the same names. Their log begins after
+        this one's end.
         """
         data = self._entries_file.read(begin, end)
         if (np.frombuffer(data[: CQ_ENTRY.itemsize], CQ_ENTRY)["physical_offset"] >= self._end).any():
@@ -203,7 +199,7 @@ class FlatQueue:
         return end
 
     def fingerprint(self, offset: int) -> Fingerprint:
-        """Return the fingerprint of the message at an offset. Cached, because a waiting reader polls one offset."""
+        """Cached, because a waiting reader polls one offset."""
         known, found = self._fingerprint
         if found is None or known != offset:
             found = fingerprint(self.log, self.entries, offset)
@@ -211,7 +207,7 @@ class FlatQueue:
         return found
 
     def offset_of(self, physical_offset: int) -> int | None:
-        """Return the queue offset of the record at a log offset, None if no record begins there."""
+        """Return None if no record begins at this log offset."""
         at = physical_offset + field_offset(RECORD_HEADER, "queue_offset")
         width = RECORD_HEADER["queue_offset"].itemsize
         if not self.begin <= physical_offset <= at + width <= self._end:

@@ -34,7 +34,7 @@ from store.read.scan import CheckedBlock
 Items = npt.NDArray[Any]  # dtype ARCHIVE_INDEX_ITEM
 
 _MOST_ITEMS = 1 << 21  # in one segment: 56 MiB
-_SMALL = 1 << 19  # a smaller last segment is rewritten with more items
+_SMALL = 1 << 19  # a smaller last segment is rewritten
 _MS = 1000
 _WRONG = "the object was changed or truncated: restore it from a copy, or scan the topic instead"
 
@@ -63,7 +63,7 @@ class KeyIndexWriter:
         self._times: list[Int64s] = []
 
     def add(self, queue: Queue, topic_id: int, checked: CheckedBlock, at: int) -> None:
-        """topic_id: the topic's number. at: offset of the first record in the queue's log."""
+        """at: offset of the first record in the queue's log."""
         block, sizes = checked.block, checked.entries.sizes
         hashes, rows = key_hashes(queue.topic, block.value(PROPERTY_UNIQ_KEY), block.value(PROPERTY_KEYS))
         if not len(hashes):
@@ -81,12 +81,12 @@ class KeyIndexWriter:
     def write(
         self, catalog: Catalog, existing: KeyIndex, write: Callable[[str, bytes], None], first: int = 0
     ) -> tuple[Segments, list[str]]:
-        """Write the keys to new segments. Return all segments of the index, and the paths of objects that they replace.
+        """Return all segments of the index, and the paths of the objects that the new ones replace.
 
         The caller deletes these objects after it saved the metadata.
 
-        existing: the catalog's index. first: the lowest offset for a new segment. Raises as `write`, and `OffsetLost`,
-        `CorruptSegment`, `ObjectsUnavailable`.
+        first: the lowest offset for a new segment. Raises as `write`, and `OffsetLost`, `CorruptSegment`,
+        `ObjectsUnavailable`.
         """
         if not self._items:
             return catalog.index, []
@@ -124,8 +124,8 @@ class KeyIndex:
     def candidates(self, hashes: Sequence[int], begin: int = 0) -> list[tuple[Items, Int64s]]:
         """Return the items with these hashes and their store times (ms, rounded to seconds), the newest segment first.
 
-        begin: skip segments in which all messages are older (ms). Raises `OffsetLost` if a segment is missing, as after
-        a deletion that the caller's catalog does not know; `CorruptSegment`, `ObjectsUnavailable`.
+        begin: skip segments in which all messages are older (ms). Raises `OffsetLost` if a segment was deleted,
+        `CorruptSegment`, `ObjectsUnavailable`.
         """
         asked = [each for each in reversed(self._segments) if each.named.end >= begin]
         if self._at_once == 1 or len(asked) == 1:
@@ -171,9 +171,7 @@ class _Segment:
         return items["key_hash"].astype(np.int64) % self._slot_count()
 
     def _must_be(self, is_sound: bool) -> None:
-        """Raise `CorruptSegment` if a check failed. Without checks, a zeroed segment would look as if it lacked the
-        key.
-        """
+        """Without checks, a zeroed segment would look as if it lacked the key."""
         if not is_sound:
             raise CorruptSegment(f"{self._file.where}: some keys are in a wrong slot; {_WRONG}")
 
@@ -183,7 +181,7 @@ class _Segment:
         return np.frombuffer(self._read(at, length), ARCHIVE_INDEX_ITEM) if length else np.empty(0, ARCHIVE_INDEX_ITEM)
 
     def _slot_count(self) -> int:
-        """Return the number of slots, from the first slot's position: its items follow the last slot."""
+        """The first slot's position tells it, because its items follow the last slot."""
         if not self._slots:
             head = self._read(0, ARCHIVE_INDEX_HEADER.itemsize + ARCHIVE_INDEX_SLOT.itemsize)
             header = np.frombuffer(head, ARCHIVE_INDEX_HEADER, 1)[0]

@@ -41,10 +41,7 @@ class KeySearch:
         self._index = queues.index()
 
     def narrowed(self, ranges: Sequence[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
-        """Return the pieces of ranges that can match, see `Log.with_keys`.
-
-        Raises `OffsetLost` if a segment of the index is missing.
-        """
+        """As `Log.with_keys`. Raises `OffsetLost` if a segment of the index is missing."""
         found: dict[Queue, Int64s] = {}
         for topic in {wanted.queue.topic for wanted in ranges}:
             hashes = [key_hash(topic, key) for key in keys]
@@ -63,10 +60,7 @@ class KeySearch:
             yield items[of_topic], times[of_topic]
 
     def _pieces(self, wanted: QueueRange, filed: Int64s, ids: list[int]) -> list[QueueRange]:
-        """Return the pieces of a range that may have the messages.
-
-        filed: log offsets of records, from the index. ids: possible log offsets, from message ids.
-        """
+        """filed: log offsets of records, from the index. ids: possible log offsets, from message ids."""
         it = self._queues.queue(wanted.queue)
         is_light = wanted.queue.topic.startswith(LIGHT_PREFIX)  # its records have the offsets of other queues
         if it is None or it.archived.indexed_from is None or is_light:
@@ -106,8 +100,8 @@ class KeySearch:
     def _messages(self, there: Mapping[Queue, FlatQueue], wanted: KeyQuery) -> Iterator[StoredMessage]:
         """Yield the messages that the index names, newest first.
 
-        A heap has the next candidate of each queue. The index has times in seconds only. When a candidate may be the
-        newest, its message is read, and the candidate is pushed again with its exact time.
+        A heap has the next candidate of each queue. The index has times in seconds only. A candidate that may be the
+        newest is read, and pushed again with its exact time.
         """
         topic = next(iter(there)).topic if there else ""
         found = list(self._of_topic(topic, [key_hash(topic, wanted.key)], wanted.begin))
@@ -139,7 +133,7 @@ class KeySearch:
 
 
 def _unindexed_until(it: FlatQueue, catalog: Catalog) -> int:
-    """Return the queue offset up to which the index lacks keys. A broker's index is assumed to be complete."""
+    """A broker's index is assumed to be complete."""
     if it.archived.indexed_from is not None:
         return min(it.archived.indexed_from, it.archived.max_offset)
     return 0 if catalog.index else it.archived.max_offset

@@ -53,7 +53,7 @@ class ArchiveOrder:
 
     queues: all queues of each topic.
     end_of: returns the offset up to which a queue is archived, at most its published end.
-    may_begin: whether to begin an archive if the URL has none. False if the store's settings name it.
+    may_begin: whether to begin an archive if the URL has none.
     reserved_hours: delete messages stored longer ago; None keeps all.
     forgetting: topics and their queues in the store. Archived messages that these queues do not continue are deleted
     first.
@@ -83,7 +83,7 @@ class StoreArchive:
 
     @staticmethod
     def remembered(root: Path, config: StoreConfig, options: Mapping[str, Any] | None = None) -> StoreArchive:
-        """Return the archive in the settings file, which another process may have changed."""
+        """Read the settings file, which another process may have changed."""
         own = existing_settings(root / CONF_FILE)
         broker, url, names = (own.get(name, getattr(config, name)) for name in REMEMBERED)
         return StoreArchive(root, url, broker, _listed(names), options)
@@ -97,11 +97,11 @@ class StoreArchive:
 
     @property
     def name(self) -> str:
-        """Return the URL and broker name as one string, "" if the store is not archived."""
+        """The URL and the broker's name, "" if the store is not archived."""
         return f"{self.url}/{self._broker}" if self.url else ""
 
     def changed(self, url: str | None, names: Sequence[str] | None) -> StoreArchive:
-        """Return a copy with another URL or other topics. A value is kept if its argument is None."""
+        """Return a copy. None keeps the value."""
         url, names = self.url if url is None else url, self._names if names is None else names
         return StoreArchive(self._root, url, self._broker, names, self._options)
 
@@ -122,10 +122,7 @@ class StoreArchive:
         progress: Progress,
         piece_bytes: int = PIECE_BYTES,
     ) -> Archived:
-        """Execute an order and write the archive into the store's settings.
-
-        Raises as `Archiving.run`, and `NoArchive`, `StoreLocked`, `UnknownTopic`, `InvalidArgument`.
-        """
+        """Raises as `Archiving.run`, and `NoArchive`, `StoreLocked`, `UnknownTopic`, `InvalidArgument`."""
         hours = order.reserved_hours
         kept_since = None if hours is None else _ago(3600 * seconds("reserved_hours", hours))
         if not self.url:
@@ -192,7 +189,7 @@ class StoreArchive:
         place, queues, offsets, maxima = self.place(), self.queues(topics), [confirm_offset], dict[Queue, int]()
         catalog = place.load() or Catalog(self._broker)
         archive_state, log = ArchiveState.of(StoreComparison(published), place, catalog, queues), published.log
-        # Read the ends before the queues, because queues grow. Topics deleted concurrently are dropped below.
+        # Read the ends before the queues, because queues grow.
         ends = QueueEnds(confirm_offset, {}) if is_brokers else QueueEnds.known(self._root, log, confirm_offset)
         for queue in queues:
             with suppress(UnknownTopic):  # deleted concurrently
@@ -220,10 +217,7 @@ class StoreArchive:
         return min(offsets)
 
     def _remember(self) -> None:
-        """Write the archive into the store's settings, without the secrets of its URL.
-
-        Settings that name another URL are left unchanged.
-        """
+        """Settings that name another URL are left unchanged. Secrets of the URL are not written."""
         path = self._root / CONF_FILE
         own = existing_settings(path)
         if own.get("archive") and not self.is_remembered():
@@ -234,7 +228,7 @@ class StoreArchive:
 
 
 def _must_be_outside_stores(url: str) -> None:
-    """Raise `InvalidArgument` if a URL is inside a store: the archive would be deleted with it."""
+    """An archive inside a store would be deleted with it."""
     path = local_path(url)
     for folder in () if path is None else (Path(path), *Path(path).parents):
         if (folder / COMMIT_LOG_DIR).is_dir():
@@ -252,10 +246,7 @@ def queues_of(topics: Topics, names: Iterable[str]) -> list[Queue]:
 
 
 class ArchiveSettings(NamedTuple):
-    """The archive that a store's settings name.
-
-    url: "" if the store is not archived. topics: if empty, all except system topics.
-    """
+    """Empty values mean the same as in `StoreArchive`."""
 
     url: str = ""
     topics: tuple[str, ...] = ()
@@ -266,11 +257,7 @@ class ArchiveSettings(NamedTuple):
 
 
 def remembered(root: Path) -> ArchiveSettings:
-    """Return the archive that a store's settings name. Its URL is empty if there is no store, or no archive in the
-    settings.
-
-    Raises `ConfigError`.
-    """
+    """The URL is empty if there is no store, or no archive in its settings. Raises `ConfigError`."""
     own = existing_settings(root / CONF_FILE)
     return ArchiveSettings(str(own.get("archive", "")), _listed(str(own.get("archiveTopics", ""))))
 
@@ -280,13 +267,13 @@ def _listed(names: str) -> tuple[str, ...]:
 
 
 def is_same_place(url: str, other: str) -> bool:
-    """Return whether two URLs are the same apart from their secrets. False for empty URLs."""
+    """Compare two URLs without their secrets. False for empty URLs."""
     return url != "" and _plain(url) == _plain(other)
 
 
 @contextmanager
 def alone(root: Path) -> Iterator[None]:
-    """Hold the lock of the store's archive, so that one process at a time writes it. Raises `StoreLocked`."""
+    """Hold the lock of the archive's only writer. Raises `StoreLocked`."""
     make_directory(root / CONFIG_DIR)
     with closing(Descriptor(root / _LOCK_FILE, open_file)) as file:
         try:
@@ -299,10 +286,7 @@ def alone(root: Path) -> Iterator[None]:
 def ends(
     published: PublishedQueues, older_than: float, offset_by_time: Callable[[str, int, int], int]
 ) -> Callable[[Queue], int]:
-    """Return a function from a queue to the offset up to which to archive it.
-
-    This is the offset of the first message stored within the last `older_than` seconds.
-    """
+    """Return a function: the offset of a queue's first message stored within the last `older_than` seconds."""
     if older_than <= 0:
         return lambda queue: published.max_offset(queue.topic, queue.queue_id)
     until = _ago(older_than)

@@ -29,7 +29,7 @@ _ARCHIVE_THERE = "Correct the URL, or archive a store there ('pyspark-mq archive
 
 
 class _SeenMetadata(NamedTuple):
-    """The metadata object as it was last read. mark: its `Objects.mark`, taken before reading."""
+    """mark: `Objects.mark`, taken before reading."""
 
     data: bytes = b""
     catalog: Catalog | None = None
@@ -53,7 +53,7 @@ class ArchivePlace:
 
     @staticmethod
     def of_broker(url: str, options: Mapping[str, Any], cluster: str, broker: str) -> ArchivePlace:
-        """Return the place that a broker archives to. Raises `ConfigError`, `ObjectsUnavailable`."""
+        """Raises `ConfigError`, `ObjectsUnavailable`."""
         if not is_folder(broker):
             raise ConfigError(
                 f"brokerName={broker!r} cannot be the name of a folder in an archive. Set another brokerName"
@@ -111,10 +111,7 @@ class ArchivePlace:
         return seen.catalog
 
     def save(self, catalog: Catalog) -> None:
-        """Write the metadata.
-
-        Raises `ObjectsUnavailable`, also if another process changed them since the last `load`.
-        """
+        """Raises `ObjectsUnavailable`, also if another process changed the metadata since the last `load`."""
         seen, text = self._seen.data, catalog.text()
         self.load()
         if self._seen.data != seen:
@@ -143,7 +140,7 @@ class ArchivePlace:
             )
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete objects below the cluster's folder. The metadata must not name them any more."""
+        """paths: below the cluster's folder. The metadata must not name them any more."""
         for path in paths:
             self.objects.delete(f"{self.folder}/{path}")
 
@@ -158,10 +155,7 @@ class ArchivePlace:
 
 
 class SnapshotPlace(ArchivePlace):
-    """A snapshot of an archive: reads the metadata once.
-
-    Messages that are deleted later cannot be read, and new messages are not visible.
-    """
+    """A snapshot of an archive: reads the metadata once."""
 
     def __init__(self, place: ArchivePlace) -> None:
         super().__init__(place.url, place.objects, place.folder, place.metadata)
@@ -182,7 +176,7 @@ def _clusters(objects: Objects) -> list[str]:
 
 
 def _places(url: str, objects: Objects) -> Iterator[ArchivePlace]:
-    """Yield the archives at a URL. A broker keeps its metadata at the root, this project in the store's folder."""
+    """A broker keeps its metadata at the root, this project in the store's folder."""
     folder, _, name = METADATA.rpartition("/")
     clusters = _clusters(objects)
     if len(clusters) == 1 and name in objects.names(folder):
@@ -214,7 +208,7 @@ class RecentPlace(ArchivePlace):
         self._asked: Future[Catalog | None] | None = None
 
     def load(self) -> Catalog | None:
-        """Return the catalog, at most a second old. Concurrent calls share one request."""
+        """Concurrent calls share one request."""
         with self._lock:
             if (asked := self._asked) is not None and (not asked.done() or time.monotonic() < self._until):
                 mine = None
@@ -269,7 +263,7 @@ class RecentBlocks:
         return b"".join(parts)
 
     def _block(self, path: str, number: int) -> bytes:
-        """Return a block, from the cache or by one request that concurrent calls share."""
+        """Concurrent calls share one request."""
         name, asked = (path, number), Future[bytes]()
         with self._lock:
             kept = self._kept

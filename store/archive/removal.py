@@ -1,6 +1,7 @@
 """Delete expired segments and messages of deleted topics from an archive.
 
-The metadata are written before the objects are deleted, so that they never name a missing object.
+The metadata are written before the objects are deleted, so that they never name a missing object. The caller must hold
+the lock `of_store.alone`.
 """
 
 from __future__ import annotations
@@ -29,8 +30,7 @@ from store.model.log_protocol import Queue
 def expire(place: ArchivePlace, before: int) -> int:
     """Delete segments in which all messages were stored before a time (ms since 1970). Return the number of objects.
 
-    The last segment of a queue is kept. A killed process leaves objects that the metadata do not name. The caller must
-    hold the lock `of_store.alone`. Raises `ObjectsUnavailable`, `CorruptStore`.
+    The last segment of a queue is kept. Raises `ObjectsUnavailable`, `CorruptStore`.
     """
     catalog = place.load()
     if catalog is None:
@@ -56,7 +56,7 @@ def expire(place: ArchivePlace, before: int) -> int:
 
 
 def _without_old_index(catalog: Catalog, before: int) -> tuple[Catalog, list[str]]:
-    """Remove old segments from the index. Return the catalog and the paths of the removed objects.
+    """Return the catalog, and the paths of the removed objects.
 
     A removed segment may have keys of messages that are kept, so `indexed_from` of their queues is raised.
     """
@@ -84,10 +84,8 @@ def forget(
     """Delete archived queues that the store's queues do not continue. Return the number of deleted messages.
 
     topics: maps each topic to its queues in the store. A topic without queues is deleted from the archive.
-    archive_state: the state of these queues.
 
-    If the process is killed, the next call deletes the remaining objects. The caller must hold the lock
-    `of_store.alone`. Raises `UnknownTopic`, `ObjectsUnavailable`.
+    If the process is killed, the next call deletes the remaining objects. Raises `UnknownTopic`, `ObjectsUnavailable`.
     """
     unknown = [topic for topic, queues in topics.items() if not queues and topic not in catalog.topics]
     if unknown:

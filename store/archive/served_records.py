@@ -1,8 +1,7 @@
 """Archived records as a server sends them to its clients: filtered, checked, and with unique physical offsets.
 
 A client identifies a message by its physical offset, but in the archive each queue has its own log with offsets from 0.
-So the server replaces the offset by a number that identifies topic, queue and queue offset, called the message's name.
-Names are above all offsets of a commit log:
+So the server replaces the offset by the message's name, a number above all offsets of a commit log:
 
     bit 62 | number of the topic in the archive | queue | queue offset
 """
@@ -37,7 +36,7 @@ assert 1 + _TOPIC_BITS + _QUEUE_BITS + _OFFSET_BITS == _BITS
 
 
 class NamedMessage(NamedTuple):
-    """The message that a name identifies. topic_number: the topic's number in `Catalog.topics`."""
+    """topic_number: from `Catalog.topics`."""
 
     topic_number: int
     queue_id: int
@@ -45,7 +44,6 @@ class NamedMessage(NamedTuple):
 
 
 def names(topic_number: int, queue_id: int, queue_offsets: Int64s) -> Int64s:
-    """Return the names of a queue's messages, int64 with the shape of `queue_offsets`."""
     if topic_number >= (1 << _TOPIC_BITS) - 1 or queue_id >= 1 << _QUEUE_BITS:
         return np.full(queue_offsets.shape, NAMELESS, np.int64)
     of_queue = _ARCHIVED | topic_number << (_QUEUE_BITS + _OFFSET_BITS) | queue_id << _OFFSET_BITS
@@ -57,7 +55,7 @@ def is_name(physical_offset: int) -> bool:
 
 
 def named(physical_offset: int) -> NamedMessage | None:
-    """Decode a name. Return None for `NAMELESS` and for real log offsets."""
+    """Return None for `NAMELESS` and for real log offsets."""
     if not is_name(physical_offset) or physical_offset >= NAMELESS:
         return None
     rest, queue_offset = divmod(physical_offset - _ARCHIVED, 1 << _OFFSET_BITS)
@@ -67,10 +65,10 @@ def named(physical_offset: int) -> NamedMessage | None:
 def records_of(
     it: FlatQueue, topic_number: int, wanted: QueueRange, message_filter: MessageFilter, most: int, max_bytes: int
 ) -> RecordPieces:
-    """Return the matching records of a range, which must not be empty, and the offset at which the next call continues.
+    """Return the matching records of a range, and the offset at which the next call continues.
 
-    A filter by tags compares only their hashes. most, max_bytes: limits of the result. The first match is returned even
-    if it is larger. Raises `CorruptRecord`, `OffsetLost`, `CorruptSegment`, `ObjectsUnavailable`.
+    A filter by tags compares only their hashes. The range must not be empty. The first match is returned even if it is
+    larger than `max_bytes`. Raises `CorruptRecord`, `OffsetLost`, `CorruptSegment`, `ObjectsUnavailable`.
     """
     start, end = wanted.start, wanted.end
     found = it.entries.entries(start, end)
@@ -100,10 +98,7 @@ def _blocks(it: FlatQueue, entries: EntryColumns) -> Iterator[tuple[int, int, Bl
 def _matching(
     it: FlatQueue, entries: EntryColumns, rows: Int64s, message_filter: MessageFilter, most: int, end: int
 ) -> tuple[Int64s, int]:
-    """Return the rows whose properties match, and the queue offset of the first row that was not examined, or `end`.
-
-    Stops when more than `most` rows match, or when `_MOST_BYTES` are read.
-    """
+    """Return the matching rows, and the queue offset of the first row that was not examined, or `end`."""
     matching, taken = [np.empty(0, np.int64)], 0
     some = entries.at(rows)
     for first, last, block in _blocks(it, some):

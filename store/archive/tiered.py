@@ -44,15 +44,11 @@ class _Part(NamedTuple):
 
 
 class TieredLog:
-    """A store and its archive, read as one log. Thread-safe.
-
-    Every method that reads the archive raises `ArchiveError` and `ObjectsUnavailable`.
-    """
+    """Thread-safe. Every method that reads the archive raises `ArchiveError` and `ObjectsUnavailable`."""
 
     def __init__(
         self, newer: PublishedQueues, config: StoreConfig, archive: StoreArchive, *, keeps_blocks: bool = False
     ) -> None:
-        """newer, config: the store's. keeps_blocks: cache blocks of the archive, for callers that make small reads."""
         self._newer = newer
         self._config = config
         self._comparison = StoreComparison(newer)
@@ -93,7 +89,7 @@ class TieredLog:
         return {queue: max(bounds.min_offset, newer[queue] - 1) for queue, bounds in found.items()}
 
     def stored_at(self, queue: Queue, offset: int) -> int | None:
-        """Return the store time (ms) of a message, None if neither the store nor the archive has it."""
+        """Return the store time (ms) of a message, None if it is missing."""
         own = self._newer.bounds([queue])[queue]
         found = self._newer.fingerprint(queue.topic, queue.queue_id, offset) if offset >= own.min_offset else None
         if found is None and self.first(queue, own) <= offset:
@@ -101,20 +97,17 @@ class TieredLog:
         return None if found is None else found.store_timestamp
 
     def split(self, wanted: QueueRange) -> tuple[QueueRange, QueueRange]:
-        """Split a range into the part that the store has deleted and the part that it has."""
+        """Return the part that the store has deleted, and the part that it has."""
         own = self._newer.bounds([wanted.queue]).get(wanted.queue)
         at = wanted.start if own is None else min(max(wanted.start, own.min_offset), wanted.end)
         return wanted._replace(end=at), wanted._replace(start=at)
-
-    # --- messages --------------------------------------------------------------------------------------
 
     def scan(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
         """As `Log.scan`."""
         return self._batches(wanted, spec, self._part(wanted, spec))
 
     def get_message(self, queue: Queue, own: Bounds, request: GetRequest) -> GetResult:
-        """Return archived messages of a queue, as `MessageStore.get_message` does. The result ends before the store's
-        first message.
+        """As `MessageStore.get_message`, for archived messages before the store's first one.
 
         own: the store's bounds; the requested offset must be before them. The physical offsets of records are names,
         see `archive.served_records`.
@@ -131,10 +124,7 @@ class TieredLog:
         return GetResult(status_of(messages), next_begin, first, own.max_offset, messages)
 
     def query(self, wanted: KeyQuery, found: Sequence[StoredMessage]) -> list[StoredMessage]:
-        """Return archived messages with a key, as `MessageStore.query` does, except those in `found`.
-
-        Searches each queue up to the store's first message.
-        """
+        """As `MessageStore.query`, for archived messages before the store's first ones. Leaves out `found`."""
         queues = self.older.topics().get(wanted.topic, ())
         before, begins = dict.fromkeys(queues, 0), dict[int, int]()
         for queue, own in self._newer.bounds(queues).items():
@@ -148,8 +138,6 @@ class TieredLog:
         older = [each for each in older if each.queue_offset >= begins[each.queue_id]]
         return [each for each in older if (each.queue_id, each.queue_offset) not in known][-wanted.max_messages :]
 
-    # --- inside ----------------------------------------------------------------------------------------
-
     def _first(self, queue: Queue, own: Bounds) -> int:
         begin = self._comparison.begin(queue)
         if own.min_offset <= begin:
@@ -160,7 +148,6 @@ class TieredLog:
         return max(archived.min_offset, begin) if self._joins(queue) else own.min_offset
 
     def _joins(self, queue: Queue) -> bool:
-        """Return `StoreComparison.reaches` for a queue, and cache it if it is true."""
         if queue not in self._joined and self.older.reaches(queue, self._comparison):
             self._joined.add(queue)
         return queue in self._joined
@@ -174,7 +161,7 @@ class TieredLog:
         return max(bounds.min_offset, min(found, archived))
 
     def _batches(self, rest: QueueRange, spec: ReadSpec, part: _Part) -> Iterator[pa.RecordBatch]:
-        """Yield the messages of a range, whose first part is `part`.
+        """Yield the messages of `part` and those after it.
 
         If retention deletes messages of the store before they are read, continue with the archive.
         """
@@ -195,7 +182,7 @@ class TieredLog:
             part = self._part(rest, spec)
 
     def _part(self, wanted: QueueRange, spec: ReadSpec) -> _Part:
-        """Return the first part of a range. Its batches have column `queueOffset`."""
+        """The batches have the column `queueOffset`, even if `spec` does not."""
         if "queueOffset" not in spec.columns:
             check_columns(spec.columns)
             spec = replace(spec, columns=(*spec.columns, "queueOffset"))
