@@ -38,7 +38,7 @@ class Deletion:
         self._topics = Topics(root)
 
     def delete(self, topic: str, ends: Sequence[int]) -> None:
-        """Delete an existing topic. ends: end offset of each queue.
+        """ends: end offset of each queue.
 
         All published messages must be flushed, and unfinished appends undone. Raises `CorruptStore`.
         """
@@ -59,9 +59,7 @@ class Deletion:
 
 
 def finish_deletion(root: Path) -> None:
-    """Finish a deletion as `Deletion.finish`, in a directory without a published end, in which deletions are not
-    counted.
-    """
+    """As `Deletion.finish`, for a directory without a published end, where deletions are not counted."""
     deleted, queues = root / DELETED_DIR, root / CONSUME_QUEUE_DIR
     if status_of(deleted) is None:
         return
@@ -79,9 +77,8 @@ def finish_deletion(root: Path) -> None:
 def remove_restored_queues(root: Path) -> None:
     """Remove queues of deleted topics, so that a recreated topic does not show their messages.
 
-    A broker may have rebuilt such queues after a crash, or the table of topics may be newer than the log. If the queues
-    of a deleted topic have messages from after its deletion, the topic is added to the table again. Call this as the
-    only writer, with no unfinished deletion.
+    A broker may have rebuilt such queues after a crash, or the table of topics may be newer than the log. Call this as
+    the only writer, with no unfinished deletion.
     """
     queues, topics = root / CONSUME_QUEUE_DIR, Topics(root)
     deleted, gone = topics.deletions(), topics.table().deleted
@@ -104,7 +101,7 @@ def remove_restored_queues(root: Path) -> None:
 
 
 def topics_used_after_deletion(root: Path) -> list[str]:
-    """Return topics that are deleted in the table but have later messages, because the table is older than the log.
+    """Return deleted topics that have later messages, because the table of topics is older than the log.
 
     This is correct during writes, because a writer adds a topic to the table before its first message.
     """

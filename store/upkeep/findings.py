@@ -65,9 +65,7 @@ def place_of(record: StoredMessage) -> str:
 def _record_only_here(
     log: CommitLog, queues: ConsumeQueues, name: QueueName, index: int, safe: int
 ) -> StoredMessage | None:
-    """Return the record of an entry. Return None if it is not sound, or if it is also in the queue that its header
-    names.
-    """
+    """Return None if the record is not sound, or if the queue that its header names has it, too."""
     offset, size, _ = queues.of(*name).entries_or_zeros(index, index + 1)[0].item()
     if not (log.min_offset() <= offset and 0 < size <= safe - offset):
         return None
@@ -87,14 +85,14 @@ def _record_only_here(
 
 
 class BrokenBody(NamedTuple):
-    """A body that cannot be decompressed, though its checksum is right. at: log offset of its record."""
+    """A body that cannot be decompressed; its checksum is right. at: log offset of its record."""
 
     at: int
     what: str
 
 
 def broken_bodies(chunk: LogChunk, max_bytes: int) -> list[BrokenBody]:
-    """Return the broken bodies of a chunk. Only the first `max_bytes` of each body are decompressed."""
+    """Only the first `max_bytes` of each body are decompressed."""
     flags = chunk.records.field("sys_flag")
     rows = np.flatnonzero(flags & SYS_COMPRESSED)
     if not len(rows):
@@ -143,10 +141,7 @@ class Report:
 
     @property
     def is_damaged(self) -> bool:
-        """Return whether the store is damaged.
-
-        Unreadable bodies alone are no damage, because their producers sent them so.
-        """
+        """Unreadable bodies alone are no damage, because their producers sent them so."""
         return any(finding.remedy != UNREADABLE for finding in self.findings)
 
     def __repr__(self) -> str:

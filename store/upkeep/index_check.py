@@ -1,7 +1,4 @@
-"""`IndexCheck`: checks that each index file is a valid hash table, and that its entries match the log.
-
-Memory: the slots of one file and one piece of its entries.
-"""
+"""`IndexCheck`: checks that each index file is a valid hash table, and that its entries match the log."""
 
 from __future__ import annotations
 
@@ -53,8 +50,8 @@ class IndexCheck:
     """Compares index and log. Call `compare` for each range of the log in order, then `finish`, then `findings`."""
 
     def __init__(self, index: Index, log: CommitLog, end: int, *, is_complete: bool) -> None:
-        """end: compare records up to this log offset. is_complete: whether every key must be in the index. The index of
-        a broker may have gaps between files.
+        """end: compare records up to this log offset. is_complete: every key must be in the index; a broker's index may
+        have gaps between files.
         """
         self._index = index
         self._log = log
@@ -67,10 +64,10 @@ class IndexCheck:
         self._piece = next(self._pieces, None)
 
     def compare(self, keys: Keys, with_tags: Keys, begin: int, end: int) -> None:
-        """Compare the keys of the records in log bytes [begin, end) with the index.
+        """Compare the records in log bytes [begin, end) with the index.
 
-        keys: the keys that must be in the index, see `dispatch.index_keys`. with_tags: the keys that may be in it. If
-        there is a gap before `begin`, the log is damaged there, and the index entries of that part are skipped.
+        keys: must be in the index, see `dispatch.index_keys`. with_tags: may be in it. A gap before `begin` is a
+        damaged part of the log; its index entries are skipped.
         """
         for _ in self._until(begin):
             pass
@@ -96,20 +93,14 @@ class IndexCheck:
             pass
 
     def findings(self, *, is_at_rest: bool) -> Iterator[tuple[str, str]]:
-        """Yield (place, problem). is_at_rest: whether no append is running, so that entries after the end are
-        errors.
-        """
+        """Yield (place, problem). is_at_rest: no append is running, so entries after the end are errors."""
         yield from self._other
         for (where, what), (count, first) in self._counts.items():
             if is_at_rest or what not in _WHEN_AT_REST:
                 yield where, what.format(count=f"{count:,}", first=first)
 
-    # --- entries and the log ---------------------------------------------------------------------------
-
     def _check_times(self, piece: _Entries, timestamps: Ints) -> None:
-        """Compare the store times of entries with the log. The first entry has none, so the file's header is compared
-        instead.
-        """
+        """The first entry has no time, so the file's header is compared instead."""
         begin, numbers = piece.header["begin_timestamp"], piece.numbers
         expected = seconds_since(begin, timestamps)
         wrong = np.where(numbers == _FIRST, timestamps != begin, piece.entries["seconds"] != expected)
@@ -137,8 +128,6 @@ class IndexCheck:
                 self._piece = piece.rows(stop, len(piece.numbers))
                 return
             self._piece = next(self._pieces, None)
-
-    # --- the files -------------------------------------------------------------------------------------
 
     def _read_files(self) -> Iterator[_Entries]:
         reached = -1
@@ -209,9 +198,6 @@ class IndexCheck:
 
 
 def _pairs(records: Ints, offsets: Ints, hashes: npt.NDArray[np.generic]) -> Ints:
-    """Return numbers for pairs of a record and a key: the record's row in `records` (upper 32 bits) and the
-    key's hash.
-    """
     return np.searchsorted(records, offsets) << 32 | hashes.astype(np.int64)
 
 
@@ -220,9 +206,7 @@ def _isin(these: Ints, those: Ints) -> Mask:
 
 
 def _chain(newest: npt.NDArray[np.int32], slots: Ints, numbers: Ints) -> Ints:
-    """Return the previous entry of each entry in its slot's chain. newest: the newest entry of each slot; it is
-    updated.
-    """
+    """Return the previous entry of each entry in its slot's chain. newest: of each slot; it is updated."""
     order = np.argsort(slots, kind="stable")
     heads, starts = np.unique(slots[order], return_index=True)
     previous = np.empty(len(numbers), np.int64)
@@ -245,7 +229,7 @@ def _before(file: IndexFile, slots: Ints, limit: int) -> Ints:
 
 
 def _steady_header(file: IndexFile) -> Header:
-    """Read the header until two reads agree, because a write may be in progress."""
+    """Two reads must agree, because a write may be in progress."""
     header = file.header()
     while (again := file.header()) != header:
         header = again

@@ -1,6 +1,6 @@
 """`QueuesCheck`: compares queues with the log, in one walk of the log.
 
-Queue offsets are contiguous, so an entry without a record shows as a gap. Memory: a few values for each queue.
+Queue offsets are contiguous, so an entry without a record shows as a gap.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TWICE = "{count} records have the queue offset of an earlier record"
 
 @dataclass
 class _Run:
-    """Adjacent queue offsets with the same fault. count: their number."""
+    """Adjacent queue offsets with the same fault."""
 
     first: int
     count: int
@@ -56,9 +56,9 @@ class QueuesCheck:
     ) -> None:
         """Check the names and sizes of queue files. A queue with a bad or missing file is reported and not compared.
 
-        is_compared: returns, for a topic and a log offset, whether to compare the record. False for records of deleted
-        topics and batch queues.
-        deletions: see `Topics.deletions`. patience: total seconds to wait for a broker to write queue entries.
+        is_compared: whether to compare a topic's record at a log offset; False for deleted topics and batch queues.
+        deletions: see `Topics.deletions`.
+        patience: total seconds to wait for a broker to write queue entries.
         """
         self._all_queues = queues
         self._log = log
@@ -108,8 +108,7 @@ class QueuesCheck:
     def finish(self, end: int, noted: Ends, is_gone: Callable[[str], bool], *, is_damaged: bool) -> None:
         """Check the entries after the last record, up to log offset `end`, and report all faults.
 
-        noted: the recorded ends of queues. is_gone: whether a topic was deleted concurrently, so that it is not
-        reported.
+        noted: the recorded ends of queues. is_gone: whether a topic was deleted concurrently.
         """
         for name, queue in self._queues.items():
             try:
@@ -136,7 +135,7 @@ class QueuesCheck:
     def behind(self, end: int, *, of_records: bool = False) -> list[str]:
         """Return the places of entries after the queues' ends.
 
-        of_records: return only those whose record is at or after log offset `end`.
+        of_records: only those whose record is at or after log offset `end`.
         """
         found = []
         for name, queue in self._queues.items():
@@ -146,9 +145,7 @@ class QueuesCheck:
         return found
 
     def _light_queue_has_record(self, topic: str, queue_id: int, offsets: Ints, entries: Entries) -> bool:
-        """Return whether a light queue has a record that names it. A client may have sent the name without being
-        entitled to it.
-        """
+        """A client may name a light queue without being entitled to it."""
         first, name = int(offsets[0]), (topic, queue_id)
         offset, size, _ = self._all_queues.of(*name).entries_or_zeros(first, first + 1)[0].item()
         if size:
@@ -156,9 +153,7 @@ class QueuesCheck:
         return first == self._next.get(name, first if self._log.min_offset() else 0)
 
     def _compare(self, chunk: LogChunk, name: QueueName, offsets: Ints, entries: Entries) -> None:
-        """Compare consecutive records of one queue with their entries. Records from before a recreation of the topic
-        are ignored.
-        """
+        """Records from before a recreation of the topic are ignored."""
         life_begin = self._life_begin(name)
         newest = int(np.searchsorted(entries["physical_offset"].astype(np.int64), life_begin))
         if newest and offsets[newest - 1] >= self._queues[name].first():  # recreated, or a file is lost
@@ -201,10 +196,9 @@ class QueuesCheck:
         return self._life_begins[name]
 
     def _found(self, chunk: LogChunk, name: QueueName, first: int, expected: Entries) -> tuple[Entries, Entries]:
-        """Return the queue's entries from `first` on, and the expected entries with the delivery times that the queue
-        has.
+        """Return the queue's entries, and the expected entries with the queue's delivery times.
 
-        Missing files give zeros. If retention deleted the record of an entry, the entry counts as correct.
+        Missing files give zeros. Entries whose records retention deleted count as correct.
         """
         if name not in self._queues:  # the queue is missing, or a broker created it concurrently
             self._queues[name] = self._all_queues.of(*name)
@@ -217,7 +211,6 @@ class QueuesCheck:
         return found, with_delivery_times(chunk, name[0], expected, found)
 
     def _max_offset(self, name: QueueName, end: int) -> int:
-        """Return the queue's end, or the end of the compared records if an entry is damaged."""
         try:
             return self._queues[name].max_offset(end)
         except CorruptSegment:

@@ -62,10 +62,7 @@ class _Times:
         self._from, self._last = begin, 0
 
     def follow(self, offsets: Ints, times: Ints) -> None:
-        """Add the store times of the next records.
-
-        offsets: log offsets. times: store times, ms. Both int64, shape (n,), n > 0.
-        """
+        """offsets: log offsets. times: store times, ms. Both of shape (n,), n > 0."""
         back = np.flatnonzero(np.diff(times, prepend=self._last) < 0)
         self._from = int(offsets[back[-1]]) if len(back) else self._from
         self._last = int(times[-1])
@@ -73,7 +70,7 @@ class _Times:
     def ascend_from(self, end: int, least: int) -> int:
         """Return the log offset from which store times ascend.
 
-        end: the walk's end. It is returned if the record there may have an earlier time than the last record before it.
+        This is the walk's end if the record there may have an earlier time than the last record before it.
         least: the earliest store time (ms) that the record at `end` can have.
         """
         return self._from if self._last <= least else end
@@ -151,7 +148,7 @@ class Recovery:
         return RecoveryDecision(begin, end, store_timestamp, queues.found, index_files, keys_added_from, *known)
 
     def _follow(self, queues: QueuesInLog, chunk: LogChunk, *, is_all: bool) -> bool:
-        """Add a chunk's entries to the queues. Return False if earlier entries of a queue may be missing.
+        """Return False if earlier entries of a queue may be missing.
 
         is_all: none can be missing, because the walk began at the first byte of the log.
         """
@@ -167,9 +164,7 @@ class Recovery:
         return True
 
     def _refuse_misplaced(self, found: Mapping[QueueName, QueueInLog], safe: int) -> None:
-        """Raise an error if a record before `safe` names a wrong queue, because rebuilding the queues would lose the
-        message.
-        """
+        """Rebuilding the queues would lose a message whose record names a wrong queue."""
         for name in self._existing_queues:
             said = found[name].begin, found[name].max_offset
             for index, record in misplaced(self._log, self._queues, name, *said, safe):
@@ -180,7 +175,7 @@ class Recovery:
                 )
 
     def _warn_of_cuts(self, plan: Plan, end: int, found: Mapping[QueueName, QueueInLog]) -> None:
-        """Warn if bytes or queue entries are cut, unless a crash or a killed writer explains them."""
+        """Warn of cuts that neither a crash nor a killed writer explains."""
         segments = self._log.segments
         start = end - end % segments.size
         if plan.closed_cleanly and segments.first_not_zero(end, start + segments.size) is not None:
@@ -211,7 +206,7 @@ class Recovery:
     def _known(
         self, begin: int, end: int, times_from: int, index_files: list[str], keys_added_from: int
     ) -> tuple[int, int]:
-        """Return `times_from` and `keys_from` of the published end.
+        """Return `times_from` and `keys_from`.
 
         Earlier values still hold if nothing was appended after the last flush. Otherwise a broker may have appended
         without completing the index.
@@ -225,10 +220,7 @@ class Recovery:
         return times_from, keys_from
 
     def _remember(self, found: dict[QueueName, QueueInLog]) -> None:
-        """Take the ends of queues without records from the file of queue ends.
-
-        Raises `CorruptStore` if that file is damaged and a queue's end cannot be known otherwise.
-        """
+        """Take the ends of queues without records from the file of queue ends."""
         ends, topics = QueueEnds.read(self._root), Topics(self._root).queue_counts()
         bare = [(topic, n) for topic, count in topics.items() for n in range(count) if (topic, n) not in found]
         if ends is None and bare and (file := self._root / QUEUE_ENDS_FILE).exists():
@@ -344,7 +336,6 @@ class _KeptIndex:
 
         Keys can only be added after the last file. If earlier keys are missing, as after a broker's recovery, no file
         is kept.
-        begin, end: log offsets of the walk.
         """
         names = self._trusted(plan.filed)
         if begin == self._log.min_offset():  # drop zeroed files: all keys would be added to the last one again

@@ -64,10 +64,9 @@ def step_back(root: Path, queues: ConsumeQueues, end: int) -> None:
 
 
 def _at_most(topics: Topics, batches: set[str], queues: ConsumeQueues, end: int, queue: Queue, offset: int) -> int:
-    """Return `offset`, or the queue's end if that is lower. The end of a deleted queue is where it ended at its
-    deletion.
+    """A deleted queue ended at its deletion.
 
-    batches: topics with batch queues. Their ends cannot be read, so their offsets are returned unchanged.
+    batches: topics whose ends cannot be read. Their offsets are returned unchanged.
     """
     if offset <= queues.expected.get((queue.topic, queue.queue_id), 0) or queue.topic in batches:
         return offset

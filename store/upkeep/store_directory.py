@@ -71,9 +71,7 @@ def tags_are_indexed(root: Path, config: StoreConfig) -> bool:
 
 
 def _newest_first(index: Index) -> Iterator[Entries]:
-    """Yield pieces of the index, newest first. A record whose keys are in two pieces appears only in the newer
-    piece.
-    """
+    """A record whose keys are in two pieces appears only in the newer one."""
     cut = -1
     for name in reversed(index.names()):
         file = index.file(name)
@@ -86,7 +84,7 @@ def _newest_first(index: Index) -> Iterator[Entries]:
 
 
 def _has_its_tag(log: CommitLog, entries: Entries, offset: int) -> bool | None:
-    """Return whether a record's tag is in the index. None if the record has no tag or cannot be read."""
+    """Return None if the record has no tag or cannot be read."""
     try:
         message = message_at(log, offset, log.next_segment(offset))
     except (OffsetLost, OffsetNotYet, CorruptRecord):
@@ -140,10 +138,7 @@ class StoreDirectory:
             raise NotAStore(f"{self.root}: {what}. Create a store: pyspark-mq topic create, or MessageStore.open(path)")
 
     def create(self) -> None:
-        """Create the directory unless it is a store already.
-
-        Raises `NotAStore` if the path is a file or a directory with other files, and `UnsupportedStore`.
-        """
+        """Raises `NotAStore` if the path is a file or a directory with other files, and `UnsupportedStore`."""
         refuse_kinds(self.root, writing=True)
         if self.is_store():
             return
@@ -185,8 +180,8 @@ class StoreDirectory:
         return existing_settings(self._conf).keys() >= set(SIZES)
 
     def check_sizes(self, config: StoreConfig) -> None:
-        """Raise `ConfigError` if another process just created the store with other sizes. The caller must hold the
-        store lock.
+        """Raise `ConfigError` if another process just created the store with other sizes. Call this under the store
+        lock.
         """
         own = existing_settings(self._conf)
         there = replace(config, **{name: own[name] for name in SIZES if name in own})  # rounded as in `config`
@@ -198,7 +193,7 @@ class StoreDirectory:
                 )
 
     def save_configuration(self, config: StoreConfig) -> None:
-        """Write `config/store.conf` of a new store, or add missing sizes to it. The caller must hold the store lock."""
+        """Add missing sizes to `config/store.conf`. Call this under the store lock."""
         own = existing_settings(self._conf)
         missing = [name for name in SIZES if name not in own]
         if missing:
@@ -234,7 +229,7 @@ class StoreDirectory:
             abort.unlink(missing_ok=True)
 
     def warn_of_missing_segments(self, log: CommitLog) -> None:
-        """Warn of a missing segment, and of foreign bytes after the log's end. The caller must hold the store lock."""
+        """Warn of a missing segment, and of foreign bytes after the log's end. Call this under the store lock."""
         try:
             log.segments.check()
         except CorruptSegment as error:
@@ -259,10 +254,10 @@ class StoreDirectory:
     def evidence(
         self, log: CommitLog, index: Index, queue_file_size: int, ends: QueueEnds | None, *, alone: bool
     ) -> Evidence:
-        """Return the evidence for `plan_for`. The caller must hold the store lock, and call this before `mark_open`.
+        """Call this under the store lock, before `mark_open`.
 
-        ends: the recorded ends of queues, updated with later appends. alone: whether no other writer is open. Another
-        writer has already checked the queues.
+        ends: the recorded ends of queues, updated with later appends.
+        alone: no other writer is open. Another writer has already checked the queues.
         """
         abort = (self.root / ABORT_FILE).exists()
         checkpoint = read_checkpoint(self.root) is not None
@@ -299,5 +294,5 @@ class StoreDirectory:
 
 
 def _file_size(folder: Path) -> int | None:
-    """Return the size of the first file that is not empty. A broker creates a file first and sets its size later."""
+    """A broker creates a file first and sets its size later."""
     return next((status.st_size for _, status in list_files(folder) if status.st_size), None)

@@ -170,9 +170,7 @@ class _Verifier:
         self._is_compared = lambda topic, at: topic not in table.batches and table.is_there(topic, at)
 
     def _recorded_ends(self, end: int) -> Ends:
-        """Return the recorded ends of existing queues. Return none if they were recorded for a log that was longer than
-        `end`.
-        """
+        """Return no ends if they were recorded for a longer log."""
         with suppress(CorruptStore):  # reported by _check_admin_files
             noted, topics = QueueEnds.sound(self._root), Topics(self._root).queue_counts()
             if noted is not None and noted.at <= end:
@@ -184,8 +182,6 @@ class _Verifier:
         with suppress(CorruptStore):
             return Topics(self._root).deletions().get(topic) != self._deletions.get(topic)
         return False
-
-    # --- the log ---------------------------------------------------------------------------------------
 
     def _walk(self, at: int, end: int, queues: QueuesCheck) -> Iterator[LogChunk]:
         """Yield the sound records of the log, and report the bytes between them."""
@@ -209,7 +205,7 @@ class _Verifier:
             at = resume
 
     def _check_times(self, chunk: LogChunk) -> None:
-        """Report impossible store times, which no CRC covers."""
+        """No CRC covers store times."""
         times = chunk.records.field("store_timestamp")
         wrong = chunk.offsets[(times <= 0) | (times > LAST_MS)]
         if len(wrong):
