@@ -40,7 +40,7 @@ FORMS = "earliest, latest, an offset (17), an age (10m, 2h, 3d) or a time (2013-
 
 @dataclass(frozen=True)
 class PointInTime:
-    """A `Place` given as a time. milliseconds: since 1970."""
+    """milliseconds: since 1970."""
 
     milliseconds: int
 
@@ -77,7 +77,7 @@ def milliseconds(text: str) -> int:
 
 
 def bounds_of(log: Log, topic: str, queue: int | None = None) -> dict[Queue, Bounds]:
-    """Return the bounds of `queue`, or of each queue of `topic`.
+    """queue: None for all queues of the topic.
 
     Raises `UnknownTopic`, `UnknownQueue`, and `BrokerMissing` if no name server lists an expected broker.
     """
@@ -103,10 +103,7 @@ def bounds_of(log: Log, topic: str, queue: int | None = None) -> dict[Queue, Bou
 
 
 def offsets_at(log: Log, bounds: Mapping[Queue, Bounds], place: Place) -> Positions:
-    """Return the offset of a place in each queue of `bounds`. Raises `UnknownQueue` for a queue deleted since.
-
-    A place that is an offset applies to all queues.
-    """
+    """Raises `UnknownQueue` for a queue deleted since. A place that is an offset applies to all queues."""
     if isinstance(place, int):
         return dict.fromkeys(bounds, place)
     if isinstance(place, PointInTime):
@@ -137,7 +134,7 @@ _BY_LOG = itemgetter("physicalOffset")
 
 
 def rows_of(columns: tuple[str, ...], message_filter: MessageFilter, unreadable: Unreadable = "error") -> ReadSpec:
-    """Return how to read `columns`, together with the columns by which `between` orders the rows."""
+    """Read `columns`, and the columns by which `between` orders the rows."""
     return ReadSpec(tuple(dict.fromkeys((*columns, *_ORDER))), message_filter, unreadable=unreadable)
 
 
@@ -208,7 +205,7 @@ def _rows(log: Log, wanted: QueueRange, spec: ReadSpec) -> Iterator[Row]:
 
 
 def _rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
-    """Return the rows as dicts. `RecordBatch.to_pylist` would import pandas to convert times."""
+    """`RecordBatch.to_pylist` would import pandas to convert times."""
     columns = [_times(column) if column.type == TIMESTAMP else column.to_pylist() for column in batch.columns]
     return (dict(zip(batch.schema.names, row, strict=True)) for row in zip(*columns, strict=True))
 

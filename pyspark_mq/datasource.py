@@ -34,8 +34,7 @@ class DefaultSource(DataSource):
         return "mq"
 
     def source_options(self) -> SourceOptions:
-        """Return the parsed options of a query. A subclass for another kind of log overrides this to set its
-        address.
+        """A subclass for another kind of log overrides this to set its address.
 
         Raises `OptionError`, and `ImportError` for an incompatible PySpark or a wrong package `store`.
         """
@@ -46,7 +45,7 @@ class DefaultSource(DataSource):
         return SourceOptions.parse(self.options)
 
     def write_options(self) -> WriteOptions:
-        """Return the parsed options of a write. Raises as `source_options`."""
+        """Raises as `source_options`."""
         require_pyspark()
         require_own_store()
         from pyspark_mq.options.sink import WriteOptions
@@ -54,8 +53,7 @@ class DefaultSource(DataSource):
         return WriteOptions.parse(self.options)
 
     def schema(self) -> StructType:
-        """Return the columns of a query without `.schema(...)`. For a view with only options of writes, return the
-        columns to write.
+        """Return the columns of a query, or the columns to write for a view with only options of writes.
 
         This is the first call of `load()`, so the path and the topics are checked here. Raises as `source_options` and
         `check_before_planning`.

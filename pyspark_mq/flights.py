@@ -34,14 +34,14 @@ def load_flights() -> pa.Table:
 
 
 def scheduled(flights: pa.Table) -> pa.Array:
-    """Return the scheduled departure of each flight, timestamp[ms, UTC]."""
+    """Return timestamp[ms, UTC]."""
     hour = pc.cast(flights["time_hour"], pa.timestamp("ms", "UTC"))
     minutes = pc.cast(pc.multiply(flights["minute"], 60_000), pa.duration("ms"))
     return pc.add(hour, minutes)
 
 
 def as_messages(flights: pa.Table) -> pa.Table:
-    """Return a table for `MessageStore.append_table`: a message for each flight, with a JSON object as its body."""
+    """For `MessageStore.append_table`. Each body is a JSON object."""
     return pa.table(
         {
             "body": json_objects(flights),
@@ -53,9 +53,7 @@ def as_messages(flights: pa.Table) -> pa.Table:
 
 
 def json_objects(table: pa.Table) -> pa.ChunkedArray:
-    """Return a JSON object for each row, as strings. Columns have integers, timestamps, or strings without control
-    characters.
-    """
+    """Columns have integers, timestamps, or strings without control characters."""
     parts: list[pa.Scalar | pa.ChunkedArray] = []
     for name, column in zip(table.column_names, table.columns, strict=True):
         parts.append(pa.scalar(f'{"," if parts else "{"}"{name}":'))
@@ -67,7 +65,7 @@ def json_objects(table: pa.Table) -> pa.ChunkedArray:
 
 
 def totals_by_carrier(flights: pa.Table) -> pa.Table:
-    """Return `CARRIER_TOTALS` by carrier: flights, landed flights, and the sum of arrival delays in minutes (int64)."""
+    """Return `CARRIER_TOTALS`: flights, landed flights, and the sum of arrival delays in minutes (int64)."""
     groups = flights.group_by("carrier").aggregate([([], "count_all"), ("arr_delay", "count"), ("arr_delay", "sum")])
     ordered = groups.select(["carrier", "count_all", "arr_delay_count", "arr_delay_sum"]).sort_by("carrier")
     return ordered.rename_columns(CARRIER_TOTALS)

@@ -33,8 +33,6 @@ _MODULES = {
 
 
 class LazyCommands(Commands):
-    """Imports a command's module when the command runs."""
-
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_MODULES)
 

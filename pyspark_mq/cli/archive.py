@@ -87,9 +87,7 @@ def archive(
 
 
 def _report_changes(store: str, url: str | None, before: ArchiveSettings) -> bool:
-    """Print what the run changed in the store's settings. Return whether `url` is an additional copy, not the store's
-    archive.
-    """
+    """Return whether `url` is an additional copy, not the store's archive."""
     now = remembered(StoreDirectory.at(store).root)
     if url is not None and not is_same_place(url, now.url):
         if now.url:  # otherwise nothing was archived yet

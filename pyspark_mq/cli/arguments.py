@@ -53,7 +53,7 @@ def place(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Pl
 
 
 def moment(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
-    """Option callback: parse a time or an age to ms since 1970."""
+    """Option callback: ms since 1970."""
     with _bad_parameter():
         found = None if value is None else place_of(value)
     if value is not None and not isinstance(found, PointInTime):
@@ -75,7 +75,6 @@ def _bad_parameter() -> Iterator[None]:
 
 
 def _has_only_archive(place: str) -> bool:
-    """Return whether a place is a URL of another file system, or a directory with an archive and no store."""
     local = local_path(place)
     if local is None:
         return True
@@ -85,7 +84,6 @@ def _has_only_archive(place: str) -> bool:
 
 
 def _store_or_cluster(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
-    """Argument callback: refuse an archive."""
     if not value.startswith(SCHEME) and _has_only_archive(value):
         raise click.ClickException(
             f"{value}: this is an archive, and this command needs a store's directory. Name the directory of the "
@@ -95,7 +93,6 @@ def _store_or_cluster(_ctx: click.Context, _param: click.Parameter, value: str) 
 
 
 def _store(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """Argument callback: refuse an archive or a cluster."""
     if value.startswith(SCHEME):
         raise click.ClickException(
             f"{value}: this is a cluster, and this command needs a store's directory. For a cluster, use RocketMQ's "
@@ -124,9 +121,9 @@ _PATIENCE_SECONDS = 5.0  # short, since a user waits at a terminal
 
 
 def log_at(store: str) -> LogAddress:
-    """Return the address of a store, an archive or a cluster. Raises `InvalidArgument` or `ConfigError`.
+    """A cluster's account and CA file come from the environment, because other users can see command lines.
 
-    A cluster's account and CA file come from the environment, because other users can see command lines.
+    Raises `InvalidArgument` or `ConfigError`.
     """
     address = address_at(store)
     return _with_account(address) if isinstance(address, ClusterAddress) else address
@@ -148,7 +145,6 @@ def _with_account(cluster: ClusterAddress) -> ClusterAddress:
 
 
 def filter_of(tags: str | None, sql: str | None) -> MessageFilter:
-    """Return the filter of --tags or --sql. Raises `UsageError`."""
     if tags is not None and sql is not None:
         raise click.UsageError(
             "--tags and --sql exclude each other. Give one of them; --sql can ask for tags, too: \"TAGS = 'paid' AND "

@@ -20,8 +20,6 @@ _HEAD: Cells = ("call", "messages", "messages/s", "MB/s", "ms p50", "ms p99", "m
 
 
 class Call(NamedTuple):
-    """One call that sent or read messages."""
-
     messages: int
     seconds: float
 
@@ -62,7 +60,6 @@ def bench(store: str, topic: str, seconds: float, size: int, batch: int, produce
 
 @contextmanager
 def trial_topic(store: MessageStore, topic: str, *, keep: bool) -> Iterator[None]:
-    """Create a topic, and delete it afterwards unless `keep`. Raises `InvalidTopic` if the topic exists."""
     if topic in store.topics():
         raise InvalidTopic(f"Topic {topic!r} exists in {store.path}. Name a new one: --topic NAME")
     store.create_topic(topic, _QUEUES)
@@ -74,9 +71,7 @@ def trial_topic(store: MessageStore, topic: str, *, keep: bool) -> Iterator[None
 
 
 def send_calls(store: MessageStore, messages: list[Message], seconds: float, producers: int) -> list[Call]:
-    """Send `messages` again and again for `seconds`, in `producers` threads. The first error or Ctrl-C stops all
-    threads.
-    """
+    """The first error or Ctrl-C stops all threads."""
     stop = Event()
 
     def send() -> list[Call]:
@@ -103,10 +98,7 @@ def read_calls(store: MessageStore, topic: str) -> Iterator[Call]:
 
 
 def figures(name: str, calls: list[Call], size: int, seconds: float) -> Cells:
-    """Return a row of the table: counts, rates, and quantiles of the times of calls in ms.
-
-    size: bytes of a body. seconds: the total time.
-    """
+    """size: bytes of a body. seconds: the total time."""
     messages = sum(call.messages for call in calls)
     times = np.percentile([1000 * call.seconds for call in calls], (50, 99, 100))
     rates = number(messages / seconds), f"{messages * size / seconds / 1e6:,.1f}"

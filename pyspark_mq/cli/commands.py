@@ -21,7 +21,7 @@ INTERRUPTED = 128 + signal.SIGINT
 
 
 class Interrupted(click.ClickException):
-    """Raised after Ctrl-C. The message says what the command had done by then."""
+    """The message says what the command had done before Ctrl-C."""
 
     exit_code = INTERRUPTED
 
@@ -30,8 +30,6 @@ class Interrupted(click.ClickException):
 
 
 class WrongUsage(click.ClickException):
-    """A usage error, reported in one line."""
-
     exit_code = 2
 
 
@@ -83,9 +81,7 @@ def show_warning(message: Warning | str, *_where: object, **_to: object) -> None
 
 
 def write_whole() -> None:
-    """Buffer standard output, so that a write is complete or fails. With PYTHONUNBUFFERED, a partial write raises no
-    error.
-    """
+    """Buffer standard output, because a partial write raises no error with PYTHONUNBUFFERED."""
     out = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")  # sys.stdout is None if it is closed
     sys.stdout = out
     if isinstance(out.buffer, io.RawIOBase):
@@ -95,7 +91,7 @@ def write_whole() -> None:
 
 @contextmanager
 def interruptible(done: Callable[[], str]) -> Iterator[None]:
-    """Turn Ctrl-C in the block into `Interrupted`. done: returns what the command has done so far."""
+    """Turn Ctrl-C into `Interrupted`. done: returns what the command has done so far."""
     try:
         yield
     except KeyboardInterrupt as interrupt:

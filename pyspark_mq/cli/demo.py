@@ -62,8 +62,7 @@ def demo(store: str | None, rate: int) -> None:
 
 
 def run_demo(directory: str | None, rate: int) -> bool:
-    """Run the demo. Return whether the query's totals equal the totals of the data set. Raises `DemoFailed`,
-    `StoreError`.
+    """Return whether the query's totals equal the totals of the data set.
 
     directory: of the store, which then stays; None for a temporary store.
     """
@@ -107,9 +106,7 @@ def failed_in_spark(error: str) -> DemoFailed:
 
 
 def append_flights(path: str, rate: int, reading: Event) -> None:
-    """Append all flights, `rate` a second. After the first append, wait until the query is `reading`, because Spark's
-    first batch takes seconds.
-    """
+    """After the first append, wait until the query is `reading`, because Spark's first batch takes seconds."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
     messages = as_messages(load_flights())
     try:
@@ -126,7 +123,7 @@ def append_flights(path: str, rate: int, reading: Event) -> None:
 
 @contextlib.contextmanager
 def quiet_spark(scratch: str) -> Iterator[SparkSession]:
-    """Start a Spark session that logs only errors, to `scratch`/spark.log.
+    """Log only errors, to `scratch`/spark.log.
 
     The JVM's standard error goes to this file, too, because a log configuration does not silence all of it.
     """
@@ -163,7 +160,7 @@ def quiet_spark(scratch: str) -> Iterator[SparkSession]:
 
 @contextlib.contextmanager
 def standard_error_to(log: Path) -> Iterator[None]:
-    """Redirect the standard error of processes that are started in the block, also after the block."""
+    """Processes that are started in the block keep this standard error after it."""
     sys.stderr.flush()
     before = os.dup(2)
     try:
@@ -199,9 +196,7 @@ def start_query(spark: SparkSession, path: str, checkpoint: str) -> StreamingQue
 
 
 def stream_while_appending(query: StreamingQuery, path: str, total: int, rate: int) -> int:
-    """Append the flights in another process until the query has read all. Return how many messages it had read when the
-    last was appended.
-    """
+    """Return how many messages the query had read when the last was appended."""
     processes = multiprocessing.get_context("spawn")
     reading = processes.Event()
     appender = processes.Process(target=append_flights, args=(path, rate, reading), daemon=True)
@@ -236,7 +231,7 @@ def progress_bar(total: int, name: str, position: int) -> tqdm[None]:
 
 
 def messages_read(query: StreamingQuery) -> int:
-    """Return the number of messages read in finished batches, which is the sum of the next offsets."""
+    """Count the messages in finished batches: the sum of the next offsets."""
     progress = query.lastProgress
     if progress is None or not progress.sources[0].endOffset:
         return 0
@@ -256,7 +251,6 @@ def check_running(appender: BaseProcess, progressed: float) -> None:
 
 
 def report(streamed: pa.Table, expected: pa.Table, read_early: int) -> bool:
-    """Print the totals by carrier. Return whether they equal the expected totals."""
     print("carrier  flights   landed  arrival delay, minutes   mean")
     for carrier, flights, landed, delay in zip(*(column.to_pylist() for column in streamed.columns), strict=True):
         print(f"{carrier:7} {flights:8,} {landed:8,} {delay:23,} {delay / landed:6.1f}")

@@ -35,7 +35,7 @@ _INSTALL = (
 
 
 class Check(NamedTuple):
-    """The result of a check. what: its subject. remedy: what to do; "" if the check passed."""
+    """remedy: "" if the check passed."""
 
     what: str
     found: str
@@ -43,7 +43,6 @@ class Check(NamedTuple):
 
 
 def checks(directory: str | None) -> Iterator[Check]:
-    """Run the checks. directory: of a store to check, too."""
     yield _python()
     yield _own_packages()
     yield _java()

@@ -31,7 +31,6 @@ def json_lines(batches: Batches, out: BinaryIO, _schema: pa.Schema) -> None:
 
 
 def arrow(batches: Batches, out: BinaryIO, schema: pa.Schema) -> None:
-    """Write an Arrow IPC file, or an IPC stream if `out` is not seekable."""
     with (pa.ipc.new_file if out.seekable() else pa.ipc.new_stream)(out, schema) as writer:
         for batch in batches:
             writer.write_batch(batch)
@@ -59,7 +58,7 @@ WRITERS: dict[str, Callable[[Batches, BinaryIO, pa.Schema], None]] = {
 
 
 class ExportedBatches:
-    """Iterates over the batches of an export once, with a progress bar. rows: the number of rows so far."""
+    """Can be iterated once. rows: the number so far."""
 
     def __init__(self, batches: Batches, total: int | None) -> None:
         self.rows = 0
@@ -174,9 +173,7 @@ def export(
 
 
 def part(has: Bounds, start: int, stop: int) -> tuple[int, int]:
-    """Return the offsets [begin, end) to export of a queue. They end with the queue. A begin before the queue's stays,
-    so that the scan reports the deleted messages.
-    """
+    """A begin before the queue's first message stays, so that the scan reports the deleted messages."""
     begin = min(start, has.max_offset)
     return begin, max(min(stop, has.max_offset), begin)
 
@@ -208,9 +205,7 @@ def _name(begun: Path, target: Path) -> None:
 
 @contextmanager
 def file(output: str | None, target: Path, *, force: bool) -> Iterator[BinaryIO]:
-    """Open the output. A file is written under a temporary name, synced, and then renamed. force: replace an existing
-    file.
-    """
+    """A file is written under a temporary name, synced, and then renamed."""
     if output == STANDARD_OUTPUT:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()

@@ -14,9 +14,7 @@ from store.cluster.address import ClusterAddress
 
 @contextmanager
 def looks_at(place: str) -> Iterator[Callable[[Look | None], Look]]:
-    """Open a store or a cluster. Yield a function that returns the current look. Its argument is the previous look, or
-    None.
-    """
+    """Yield a function from the previous look, or None, to the current one."""
     address = log_at(place)
     if isinstance(address, ClusterAddress):
         with address.open() as log:

@@ -80,7 +80,7 @@ def serve(
 
 
 def _tune_process() -> None:
-    """Tune this process so that slow or large requests delay other requests less."""
+    """Let slow or large requests delay other requests less."""
     sys.setswitchinterval(_SWITCH_SECONDS)
     threading.stack_size(_STACK_BYTES)
     with suppress(OSError, AttributeError):  # the C library is not glibc
@@ -90,9 +90,7 @@ def _tune_process() -> None:
 
 
 def _configuration(store: str, listen: str, path: str | None) -> StoreConfig:
-    """Return the store's configuration with the listening address, which message ids contain, and admin tools connect
-    to.
-    """
+    """Message ids contain the listening address, and admin tools connect to it."""
     directory = StoreDirectory.at(store)
     directory.create()
     config = directory.configuration(None if path is None else StoreConfig.load(path, BROKER_SETTINGS))

@@ -15,7 +15,7 @@ from store.model.log_protocol import Unreadable
 
 
 class Printer:
-    """Prints messages up to `count`. printed: the number of messages printed so far."""
+    """Prints up to `count` messages. printed: how many so far."""
 
     def __init__(self, out: BinaryIO, kind: PrintFormat, count: int | None) -> None:
         self.printed = 0
@@ -34,7 +34,6 @@ class Printer:
 
     @property
     def is_done(self) -> bool:
-        """Return whether `count` messages are printed, or the output pipe is closed."""
         return self._left() == 0 or _is_broken(self._out)
 
     def _left(self) -> int | None:
@@ -42,9 +41,7 @@ class Printer:
 
 
 def _is_broken(out: BinaryIO) -> bool:
-    """Return whether the reader of a pipe has closed it. Without this, only the next write would fail, which may be
-    much later.
-    """
+    """Without this, a closed pipe would be noticed only at the next write, which may be much later."""
     poll = select.poll()
     poll.register(out.fileno(), 0)
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))

@@ -36,21 +36,17 @@ def visible_body(body: bytes) -> bytes:
 
 
 def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
-    """Print a line with control characters escaped. Commands print all their output with this, except message
-    bodies.
-    """
+    """Commands print all their output with this, except message bodies."""
     click.echo(visible(str(text)), err=err, nl=nl)
 
 
 class VisibleFormatter(logging.Formatter):
-    """Formats log records with control characters escaped."""
-
     def format(self, record: logging.LogRecord) -> str:
         return visible(super().format(record))
 
 
 def must_confirm(question: str, yes: bool) -> None:
-    """Ask the user, and abort the command at "no". Does not ask with `yes`, or without a terminal."""
+    """Does not ask with `yes`, or without a terminal."""
     if not yes and at_a_terminal():
         click.confirm(visible(question), abort=True, err=True)
 
@@ -60,7 +56,7 @@ def at_a_terminal() -> bool:
 
 
 def aligned(rows: list[Cells], left: int = 1) -> str:
-    """Return rows as lines with aligned columns. left: the number of columns that are aligned to the left."""
+    """left: the number of columns that are aligned to the left."""
     shown = [tuple(map(cell, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     return "\n".join(
@@ -73,7 +69,6 @@ def aligned(rows: list[Cells], left: int = 1) -> str:
 
 
 def cell(text: str) -> str:
-    """Return a `visible` text without line ends and tabs."""
     return visible(re.sub("[\n\t]", lambda found: _IN_A_LINE[found[0]], text))
 
 

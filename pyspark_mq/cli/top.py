@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 class TopicLine(NamedTuple):
-    """The numbers of a topic. size: bytes of its records. rate: messages per second. byte_rate: record bytes per
-    second. Rates are None in the first look.
+    """size: bytes of records. rate: messages per second. byte_rate: record bytes per second. Rates are None in the
+    first look.
     """
 
     topic: str
@@ -64,7 +64,7 @@ def top(store: str, interval: float, looks: int | None, *, show_all: bool) -> No
 
 
 def lags_by_topic(now: Look) -> Counter[tuple[str, str]]:
-    """Return the number of unread messages, by group and topic."""
+    """Count unread messages by group and topic."""
     behind: Counter[tuple[str, str]] = Counter()
     for each in now.groups.values():
         behind[each.group, each.queue.topic] += each.messages
@@ -72,7 +72,7 @@ def lags_by_topic(now: Look) -> Counter[tuple[str, str]]:
 
 
 def topic_lines(before: Look | None, now: Look) -> list[TopicLine]:
-    """Return the numbers of each topic, the busiest topic first."""
+    """The busiest topic comes first."""
     lines = []
     for topic in dict.fromkeys(queue.topic for queue in now.queues):
         queues = [each for each in now.queues.values() if each.topic == topic]
@@ -89,13 +89,11 @@ def topic_lines(before: Look | None, now: Look) -> list[TopicLine]:
 
 
 def _size(queues: list[Extent]) -> int | None:
-    """Return the bytes of all queues; None if a size is unknown."""
     sizes = [each.size for each in queues if each.size is not None]
     return sum(sizes) if len(sizes) == len(queues) else None
 
 
 def _head(store: str, before: Look | None, now: Look) -> str:
-    """Return the lines above the tables."""
     if now.log is None:
         return "\n".join([cell(store), *map(str, now.missing)])
     log = now.log
@@ -129,7 +127,7 @@ def _right(name: str) -> Column:
 
 
 def _read_rate(before: Look | None, now: Look, group: str, topic: str) -> float | None:
-    """Return how many messages a group reads per second: the rate of appends plus the decrease of the lag."""
+    """The rate of appends plus the decrease of the lag."""
     earlier = Counter[tuple[str, str]]() if before is None else lags_by_topic(before)
     if before is None or (group, topic) not in earlier:
         return None

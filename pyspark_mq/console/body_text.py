@@ -13,7 +13,7 @@ _HEX_WIDTH = 16
 
 
 class ShownBody(NamedTuple):
-    """A converted body. note: why it is cut or in another form than requested; "" otherwise."""
+    """note: why it is cut or in another form than requested; "" otherwise."""
 
     form: BodyForm
     text: str
@@ -21,7 +21,7 @@ class ShownBody(NamedTuple):
 
 
 def shown_body(body: bytes, form: BodyForm | None = None) -> ShownBody:
-    """Return a body in the requested form; by default the first form that fits: JSON, text, hex."""
+    """form: by default the first that fits: JSON, text, hex."""
     cut = body[:SHOWN_BYTES]
     note = f"Only the first {SHOWN_BYTES >> 10} KiB are shown; the download has all." if len(cut) < len(body) else ""
     if form == "hex":
@@ -39,7 +39,6 @@ def shown_body(body: bytes, form: BodyForm | None = None) -> ShownBody:
 
 
 def preview(body: bytes) -> str:
-    """Return the beginning of a body in one line."""
     cut = body[: 4 * PREVIEW_CHARACTERS]
     text = as_text(cut, is_cut=len(cut) < len(body))
     if text is None:
@@ -49,7 +48,7 @@ def preview(body: bytes) -> str:
 
 
 def as_text(body: bytes, *, is_cut: bool = False) -> str | None:
-    """Return UTF-8 as text, or None for other bytes. is_cut: the last character may be incomplete."""
+    """is_cut: the last character may be incomplete."""
     for missing in range(4 if is_cut else 1):
         try:
             return body[: len(body) - missing].decode()
@@ -59,7 +58,7 @@ def as_text(body: bytes, *, is_cut: bool = False) -> str | None:
 
 
 def as_json(text: str) -> str | None:
-    """Return indented JSON, or None for other text and for a bare number or word."""
+    """Return None for other text, and for a bare number or word."""
     if not text.lstrip().startswith(("{", "[")):
         return None
     try:
@@ -69,7 +68,6 @@ def as_json(text: str) -> str | None:
 
 
 def hex_dump(body: bytes) -> str:
-    """Return a hex dump: lines of an offset, sixteen bytes, and these as ASCII."""
     lines = []
     for at in range(0, len(body), _HEX_WIDTH):
         row = body[at : at + _HEX_WIDTH]

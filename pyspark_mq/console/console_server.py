@@ -30,7 +30,7 @@ from store.model.log_protocol import LogAddress
 
 
 class ConsoleApp:
-    """The pages of a console, their updates, and error pages. `app` closes the log at shutdown.
+    """`app` closes the log at shutdown.
 
     is_over: set it to end the event streams of open pages.
     """
@@ -64,7 +64,7 @@ class ConsoleApp:
         await run_in_threadpool(self._site.sampler.close)
 
     async def live(self, request: Request) -> Response:
-        """Stream a part of a page as server-sent events, one for each change."""
+        """Stream a part of a page as server-sent events."""
         render = self._parts.get(request.query_params.get("part", ""))
         if render is None:
             raise HTTPException(404, "This page does not exist")
@@ -83,7 +83,7 @@ class ConsoleApp:
             await asyncio.sleep(self._site.sampler.interval)
 
     def chart(self, request: Request) -> Response:
-        """Return the last hour of a topic's rate, or of a group's lag."""
+        """The last hour of a topic's rate, or of a group's lag."""
         topic, group = request.query_params.get("topic"), request.query_params.get("group", "")
         values: list[float | None] = []
         times = []
@@ -106,7 +106,7 @@ class ConsoleApp:
 
 
 class ConsoleServer(uvicorn.Server):
-    """Serves a log's console at `url`. The constructor opens the port and the log.
+    """The constructor opens the port and the log.
 
     interval: seconds between two samples of the log.
     """
@@ -133,7 +133,7 @@ class ConsoleServer(uvicorn.Server):
             self._listener.close()
 
     def stop(self) -> None:
-        """End `serve_pages`. Thread-safe."""
+        """Thread-safe."""
         self._console.is_over.set()
         self.should_exit = True
 

@@ -26,7 +26,7 @@ _SOON = 1  # the delay level of one second
 
 @dataclass(frozen=True)
 class QueueMove:
-    """A queue's offset in a reset. before: None if the group has no offset. lag: unread messages after the reset."""
+    """before: None if the group has no offset. lag: unread messages after the reset."""
 
     queue: Queue
     before: int | None
@@ -50,7 +50,7 @@ class GroupReset:
 
 
 def plan_reset(address: LogAddress, log: Log, group: str, topic: str, place: str) -> GroupReset:
-    """Return what a reset would change. An offset outside of a queue is clamped to its bounds.
+    """Clamp an offset outside of a queue to its bounds.
 
     Raises `InvalidArgument` for an invalid place, `UnknownTopic`, `InvalidGroup`.
     """
@@ -64,25 +64,24 @@ def plan_reset(address: LogAddress, log: Log, group: str, topic: str, place: str
 
 
 def apply_reset(address: LogAddress, reset: GroupReset) -> None:
-    """Apply a reset. Raises `UnsupportedStore`, `UnknownGroup`, `GroupConflict`, `StoreLocked`."""
+    """Raises `UnsupportedStore`, `UnknownGroup`, `GroupConflict`, `StoreLocked`."""
     if not isinstance(address, HasGroups):
         raise UnsupportedStore(f"{address}: an archive has no consumer groups. Start the console on its store")
     address.group(reset.group).reset(reset.positions)
 
 
 def members_of(address: LogAddress, group: str) -> list[MemberInfo]:
-    """Return the members of a group, or [] if the log keeps no groups."""
+    """Return [] if the log keeps no groups."""
     return address.group(group).members() if isinstance(address, HasGroups) else []
 
 
 def queries_of(address: LogAddress, group: str | None = None) -> list[RunningQuery]:
-    """Return the Spark queries that run with a group (None: with any), or [] for a log without a directory."""
+    """group: None for any. Return [] for a log without a directory."""
     found = [] if address.directory is None else running_queries(Path(address.directory))
     return [each for each in found if group in (None, each.group)]
 
 
 def group_of_dead_letters(topic: str) -> str | None:
-    """Return the group of a dead-letter topic, or None for another topic."""
     return topic.removeprefix(DLQ_TOPIC_PREFIX) if topic.startswith(DLQ_TOPIC_PREFIX) else None
 
 
@@ -109,8 +108,6 @@ def send_again(address: LogAddress, queue: Queue, offset: int) -> str:
 
 
 class GroupPages:
-    """Pages of all groups, of one group, of its reset, of Spark queries, and of dead letters."""
-
     def __init__(self, site: Site) -> None:
         self._site = site
         self.parts: Mapping[str, Callable[[Parameters], str]] = {
@@ -176,7 +173,6 @@ class GroupPages:
         )
 
     def planned_reset(self, request: Request) -> Response:
-        """Show the dry run of a reset."""
         try:
             reset = self._plan(request.query_params)
         except InvalidArgument as error:

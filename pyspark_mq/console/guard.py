@@ -34,7 +34,7 @@ _NEEDS_TOKEN = "This address lacks the console's token. Open the whole address t
 
 
 class Forbidden(Exception):
-    """Raised for a request without the token, or for a form that another site may have sent."""
+    """The request lacks the token, or another site may have sent the form."""
 
 
 class ConsoleKeys:
@@ -49,7 +49,7 @@ class ConsoleKeys:
         return f"pyspark-mq-console-{url.port or 80}"
 
     def opens(self, given: str | None) -> bool:
-        """Whether `given` is the token, compared in constant time."""
+        """Compare in constant time."""
         return given is not None and hmac.compare_digest(given.encode(), self.token.encode())
 
     def must_be_own_form(self, request: Request, form: Mapping[str, str]) -> None:
@@ -94,7 +94,7 @@ class Guard:
         return self._refuse(request, Forbidden(_NEEDS_TOKEN))
 
     def _welcome(self, request: Request) -> Response:
-        """Set the token as a cookie, and redirect to the same page without the token in the URL."""
+        """Move the token from the URL to a cookie."""
         rest = QueryParams([pair for pair in request.query_params.multi_items() if pair[0] != TOKEN_PARAMETER])
         response = RedirectResponse(request.url.path + (f"?{rest}" if rest else ""), status_code=303)
         name = self._keys.cookie_name(request.url)

@@ -31,7 +31,7 @@ _TIMERS = 10_000  # newest timer messages that are searched
 
 @dataclass(frozen=True)
 class StoreHealth:
-    """A store's state. retention: what `pyspark-mq clean` would delete now. archive: its `url` is "" without one."""
+    """retention: what `pyspark-mq clean` would delete now. archive: its `url` is "" without one."""
 
     files: LogFiles
     retention: Cleaned
@@ -41,7 +41,7 @@ class StoreHealth:
 
 
 def health_of(directory: str) -> StoreHealth:
-    """Return the state of a store, opened read-only. Raises `StoreError`."""
+    """Raises `StoreError`."""
     with MessageStore.open(directory, create=False, read_only=True) as store:
         oldest = [
             found.store_timestamp
@@ -64,7 +64,7 @@ def health_of(directory: str) -> StoreHealth:
 
 
 class Verification:
-    """Runs `verify` in a background thread, one at a time. Pages show its progress and its report."""
+    """Runs `verify` in a background thread, one at a time."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -81,7 +81,6 @@ class Verification:
 
     @property
     def percent(self) -> int:
-        """The verified part of the log."""
         return 100 * self.done // self.total if self.total else 0
 
     def start(self) -> None:
@@ -112,8 +111,7 @@ class Verification:
 class DelayedMessages:
     """Delayed messages that are not due yet.
 
-    seconds: the delay of a level, None for messages with an arbitrary time. lines: the messages due first, with their
-    times.
+    seconds: the delay of a level, None for messages with an arbitrary time. lines: the messages due first.
     """
 
     queue: Queue
@@ -123,10 +121,7 @@ class DelayedMessages:
 
 
 def delayed(log: Log) -> list[DelayedMessages]:
-    """Return the pending delayed messages by level, without empty levels.
-
-    For messages with an arbitrary time, only the newest 10,000 are counted.
-    """
+    """Return the pending delayed messages by level, without empty levels."""
     topics, now, found = log.topics(), round(time.time() * 1000), list[DelayedMessages]()
     for queue, has in log.bounds(topics.get(SCHEDULE_TOPIC, ())).items():
         if queue.queue_id >= LEVELS:
@@ -153,7 +148,7 @@ def delayed(log: Log) -> list[DelayedMessages]:
 
 
 def _timers_after(log: Log, wanted: QueueRange, now: int) -> list[tuple[int, int]]:
-    """Return time (ms) and offset of the messages due after `now`, sorted by time."""
+    """Return time (ms) and offset of each message due after `now`, sorted."""
     due = list[tuple[int, int]]()
     for batch in log.scan(wanted, ReadSpec(("queueOffset", "properties"), message_filter("*"))):
         for row in batch.to_pylist():
@@ -164,7 +159,7 @@ def _timers_after(log: Log, wanted: QueueRange, now: int) -> list[tuple[int, int
 
 
 def record_of(directory: str, queue: Queue, offset: int) -> bytes:
-    """Return a message's raw record, for one that cannot be decoded; b"" if it cannot be read."""
+    """For a message that cannot be decoded. Return b"" if the record cannot be read."""
     with MessageStore.open(directory, create=False, read_only=True) as store:
         try:
             found = store.get_message("", queue.topic, queue.queue_id, offset, 1, as_records=True)
@@ -175,8 +170,6 @@ def record_of(directory: str, queue: Queue, offset: int) -> bytes:
 
 
 class HealthPages:
-    """Pages of a store's health and of delayed messages."""
-
     def __init__(self, site: Site) -> None:
         self._site = site
         self._verification = None if site.address.directory is None else Verification(site.address.directory)

@@ -59,7 +59,7 @@ class MessageSearch:
 
     @classmethod
     def of(cls, parameters: Mapping[str, str]) -> MessageSearch:
-        """Parse the fields of a form. Raises `InvalidArgument`."""
+        """Raises `InvalidArgument`."""
         given = {name: parameters.get(name, "").strip() for name in ("queue", "place", "tags", "sql", "key")}
         number = parameters.get("count", "") or "50"
         if not number.isdecimal() or not 1 <= int(number) <= MOST:
@@ -68,18 +68,18 @@ class MessageSearch:
 
     @property
     def query(self) -> str:
-        """The search as the query string of a URL."""
+        """As the query string of a URL."""
         given = {name: getattr(self, name) for name in _FIELDS if getattr(self, name)}
         return urlencode({"topic": self.topic, **given})
 
     def at(self, offset: int) -> MessageSearch:
-        """Return the same search from another offset of its queue."""
+        """Return the same search from another offset."""
         return replace(self, place=str(max(0, offset)))
 
 
 @dataclass(frozen=True)
 class MessageLine:
-    """A message in a table. If it cannot be read, only `error` is set."""
+    """If the message cannot be read, only `error` is set."""
 
     queue: Queue
     offset: int
@@ -93,17 +93,14 @@ class MessageLine:
 
 @dataclass(frozen=True)
 class FoundMessages:
-    """The result of a search.
-
-    lines: the newest first, or in order from a place. is_partial: whether the limit ended the search.
-    """
+    """lines: the newest first, or in order from a place. is_partial: the limit ended the search."""
 
     lines: list[MessageLine]
     is_partial: bool
 
 
 def queue_named(log: Log, topic: str, name: str) -> Queue:
-    """Return a queue by its name. Raises `UnknownTopic`, `UnknownQueue`."""
+    """Raises `UnknownTopic`, `UnknownQueue`."""
     for queue in topic_queues(log, topic):
         if queue.name == name:
             return queue
@@ -111,7 +108,7 @@ def queue_named(log: Log, topic: str, name: str) -> Queue:
 
 
 def topic_queues(log: Log, topic: str) -> tuple[Queue, ...]:
-    """Return the queues of a topic. Raises `UnknownTopic`."""
+    """Raises `UnknownTopic`."""
     queues = log.topics().get(topic)
     if queues is None:
         raise UnknownTopic(f"Topic {topic!r:.80} does not exist")
@@ -119,10 +116,7 @@ def topic_queues(log: Log, topic: str) -> tuple[Queue, ...]:
 
 
 def find(log: Log, search: MessageSearch) -> FoundMessages:
-    """Return the messages that match a search. At most `SEARCHED` messages of each queue are read.
-
-    Raises `InvalidArgument`, `FilterError`, `UnknownTopic`, `UnknownQueue`.
-    """
+    """Raises `InvalidArgument`, `FilterError`, `UnknownTopic`, `UnknownQueue`."""
     queues = [queue_named(log, search.topic, search.queue)] if search.queue else topic_queues(log, search.topic)
     if search.tags and search.sql:
         raise InvalidArgument(
@@ -180,7 +174,7 @@ def _with_key(log: Log, bounds: Mapping[Queue, Bounds], search: MessageSearch, a
 
 
 def readable(log: Log, wanted: QueueRange, accept: MessageFilter, key: str = "") -> list[MessageLine]:
-    """Return the matching messages of a range. A message that cannot be decoded becomes a line with its error."""
+    """A message that cannot be decoded becomes a line with its error."""
     try:
         return list(_lines(log, wanted, accept, key))
     except CorruptRecord as error:
@@ -209,7 +203,7 @@ def _lines(log: Log, wanted: QueueRange, accept: MessageFilter, key: str) -> Ite
 
 
 def _timed(lines: list[MessageLine]) -> list[MessageLine]:
-    """Give each unreadable message the time of the previous one, so that it keeps its place in the table."""
+    """An unreadable message gets the time of the previous one, so that it keeps its place in the table."""
     timed, last = list[MessageLine](), _LONG_AGO
     for line in lines:
         last = line.stored or last
@@ -222,7 +216,7 @@ def _time(line: MessageLine) -> tuple[datetime, str, int]:
 
 
 def message_at_offset(log: Log, queue: Queue, offset: int) -> dict[str, Any]:
-    """Return all columns of one message as Python values. A body that does not decompress is returned compressed.
+    """Return all columns of a message. A body that does not decompress is returned compressed.
 
     Raises `OffsetLost`, `OffsetNotYet`, `UnknownTopic`, `CorruptRecord`.
     """

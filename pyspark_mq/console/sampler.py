@@ -22,14 +22,14 @@ _PREFIXES = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX, SYSTEM_TOPIC_PREFIX)
 
 
 class QueueSize(NamedTuple):
-    """The messages of a queue. size: bytes of their records, or None if the log cannot tell."""
+    """size: bytes of the records, or None if the log cannot tell."""
 
     bounds: Bounds
     size: int | None
 
 
 class TopicFigures(NamedTuple):
-    """A topic in a sample. rate: messages per second. byte_rate: record bytes per second. Both are None at first."""
+    """rate: messages per second. byte_rate: record bytes per second. Both are None at first."""
 
     topic: str
     queues: int
@@ -45,7 +45,7 @@ class TopicFigures(NamedTuple):
 
 
 class GroupFigures(NamedTuple):
-    """A consumer group in a sample. lag: unread messages. rate: messages read per second."""
+    """lag: unread messages. rate: messages read per second."""
 
     group: str
     topics: tuple[str, ...]
@@ -55,7 +55,7 @@ class GroupFigures(NamedTuple):
 
 @dataclass(frozen=True)
 class Sample:
-    """The state of a log. at: seconds since 1970. offsets: committed offsets by group and queue."""
+    """at: seconds since 1970. offsets: committed, by group and queue."""
 
     at: float
     queues: Mapping[Queue, QueueSize] = field(default_factory=dict)
@@ -85,14 +85,13 @@ class Sampler:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread and close the log."""
         self._is_over.set()
         if self._thread.ident is not None:
             self._thread.join()
         self.log.close()
 
     def look(self) -> None:
-        """Take a sample now. An error of the store is kept in `failure`, which pages show."""
+        """An error of the store is kept in `failure`, which pages show."""
         with self._lock:
             try:
                 self.last, self.failure = take_sample(self.log, self.last, self._ten_seconds_ago()), None
@@ -103,7 +102,6 @@ class Sampler:
                 self.failure = str(error)
 
     def _ten_seconds_ago(self) -> Sample:
-        """Return the first sample of the last `_GROUP_RATE_SECONDS`, or the last sample if all are older."""
         earliest = time.time() - _GROUP_RATE_SECONDS
         recent = list(takewhile(lambda sample: sample.at >= earliest, reversed(self.history)))
         return recent[-1] if recent else self.last
@@ -122,9 +120,7 @@ class Sampler:
 
 
 def take_sample(log: Log, before: Sample | None, groups_before: Sample | None = None) -> Sample:
-    """Take a sample of a log.
-
-    before: the previous sample; only changes since then are read. groups_before: the sample from which the rates of
+    """before: the previous sample; only changes since then are read. groups_before: the sample from which the rates of
     groups are computed; default: `before`.
     """
     now, queues, topics = time.time(), dict[Queue, QueueSize](), dict[str, TopicFigures]()

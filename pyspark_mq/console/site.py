@@ -32,8 +32,6 @@ Parameters = Mapping[str, str]
 
 
 class Site:
-    """One console. sampler: samples its log periodically."""
-
     def __init__(self, address: LogAddress, keys: ConsoleKeys, *, interval: float, allow_changes: bool) -> None:
         self.address = address
         self.keys = keys
@@ -43,15 +41,13 @@ class Site:
 
     @property
     def log(self) -> Log:
-        """The log. The object changes when another process takes over the directory."""
+        """The object changes when another process takes over the directory."""
         return self.sampler.log
 
     def part(self, name: str, **values: Any) -> str:
-        """Render a part of a page, for updates of an open page."""
         return self._templates.get_template(name).render(values)
 
     def page(self, name: str, status: int = 200, **values: Any) -> Response:
-        """Render a whole page."""
         values.setdefault("failure", self.sampler.failure)
         return HTMLResponse(self.part(name, **values), status)
 
@@ -64,9 +60,8 @@ class Site:
         return queue, int(offset)
 
     async def own_form(self, request: Request, *, changes: bool = True) -> dict[str, str]:
-        """Return the fields of a form.
-
-        Raises `Forbidden` for a form of another site, `ReadOnlyStore` if it `changes` and the console is read-only.
+        """Raises `Forbidden` for a form of another site, `ReadOnlyStore` if it `changes` something in a read-only
+        console.
         """
         body = b""
         async for piece in request.stream():
@@ -81,12 +76,11 @@ class Site:
 
 
 def redirect(path: str, **parameters: str) -> Response:
-    """Redirect the browser to a page after a form."""
     return RedirectResponse(f"{path}?{urlencode(parameters)}" if parameters else path, status_code=303)
 
 
 def environment(**globals_: object) -> Environment:
-    """Return the environment of the console's templates. It escapes values and makes control characters visible."""
+    """It escapes values and makes control characters visible."""
     found = Environment(
         loader=FileSystemLoader(Path(__file__).with_name("templates")),
         autoescape=True,
@@ -111,19 +105,16 @@ def visible(value: object) -> object:
 
 
 def number(value: int | None) -> str:
-    """Write a whole number with commas."""
     return _NONE if value is None else f"{value:,}"
 
 
 def rate(value: float | None) -> str:
-    """Write a number per second."""
     if value is None:
         return _NONE
     return f"{value:,.0f}" if value >= 10 or value == 0 else f"{value:.1f}"
 
 
 def size(value: float | None) -> str:
-    """Write bytes with a unit."""
     if value is None:
         return _NONE
     for unit in _UNITS:
@@ -134,7 +125,7 @@ def size(value: float | None) -> str:
 
 
 def stamp(value: datetime | None) -> Markup:
-    """Format a UTC time. The date is a separate element, which narrow pages hide."""
+    """The date is a separate element, which narrow pages hide."""
     if value is None or value.year == 1:
         return Markup(_NONE)
     at = value.astimezone(UTC)
@@ -143,5 +134,4 @@ def stamp(value: datetime | None) -> Markup:
 
 
 def from_milliseconds(value: float | None) -> datetime | None:
-    """Return ms since 1970 as a time."""
     return None if value is None else datetime.fromtimestamp(value / 1000, UTC)

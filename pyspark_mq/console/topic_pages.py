@@ -19,8 +19,6 @@ from store import CorruptRecord, FilterError, InvalidArgument
 
 
 class TopicPages:
-    """Pages of all topics, of a topic's messages, and of one message."""
-
     def __init__(self, site: Site) -> None:
         self._site = site
         self.parts: Mapping[str, Callable[[Parameters], str]] = {

@@ -34,7 +34,7 @@ _UNITS_MS = {
 
 
 def milliseconds_of(text: str) -> float | None:
-    """Parse a duration, such as "10 minutes", to ms. Return None for any other text."""
+    """Parse a duration, such as "10 minutes". Return None for any other text."""
     length = _LENGTH.fullmatch(text.strip())
     unit = _UNITS_MS.get(length[2].lower()) if length else None
     return None if length is None or unit is None else float(length[1]) * unit
@@ -50,10 +50,10 @@ _WHOLE_MS = re.compile(r"[0-9]{1,18}")
 
 
 class StartOrEnd(Protocol):
-    """The start or the end of a query. Frozen and picklable."""
+    """Frozen and picklable."""
 
     def resolve(self, log: Log, bounds: Mapping[Queue, Bounds]) -> Positions:
-        """Return an offset for each subscribed queue. bounds: of the subscribed queues. Raises `OptionError`.
+        """Return an offset for each subscribed queue. Raises `OptionError`.
 
         Only offsets from an option or a group may be outside of the bounds. The log may have grown since `bounds` was
         read.
@@ -72,8 +72,6 @@ class EarliestOrLatest:
 
 @dataclass(frozen=True)
 class LastMessages:
-    """The last `count` messages of each queue."""
-
     count: int
 
     def resolve(self, log: Log, bounds: Mapping[Queue, Bounds]) -> Positions:
@@ -144,9 +142,7 @@ class GroupPosition:
 
 
 def parse_offsets(option: str, text: str, group: str | None = None) -> StartOrEnd:
-    """Parse `startingOffsets` or `endingOffsets`. group: the group that the value "group" means. Raises
-    `OptionError`.
-    """
+    """group: the group that the value "group" means. Raises `OptionError`."""
     word = text.strip().lower()
     if word in ("earliest", "latest"):
         return EarliestOrLatest(EARLIEST if word == "earliest" else LATEST)
@@ -166,7 +162,7 @@ def parse_offsets(option: str, text: str, group: str | None = None) -> StartOrEn
 
 
 def parse_time(option: str, text: str, unmatched: Strategy) -> Time:
-    """Parse `startingTimestamp` or `endingTimestamp`: ms since 1970, ISO 8601, "-10 minutes". Raises `OptionError`."""
+    """Parse ms since 1970, ISO 8601, or "-10 minutes". Raises `OptionError`."""
     word = text.strip()
     ago = milliseconds_of(word[1:]) if word.startswith("-") else None
     if ago is not None:
@@ -189,13 +185,13 @@ def parse_time(option: str, text: str, unmatched: Strategy) -> Time:
 
 
 def parse_times(option: str, text: str, unmatched: Strategy) -> TimesByQueue:
-    """Parse `startingOffsetsByTimestamp` or `endingOffsetsByTimestamp`. Raises `OptionError`."""
+    """Raises `OptionError`."""
     expected = f'{option} takes JSON such as {{"orders": {{"0": 1767225600000, "1": 1767225600000}}}} (ms since 1970)'
     return TimesByQueue(option, _json(expected, text, lowest=0), unmatched)
 
 
 def start_of(given: Mapping[str, str]) -> StartOrEnd | None:
-    """Return the start of a query, None if no option names one. Raises `OptionError`."""
+    """Return None if no option names a start. Raises `OptionError`."""
     unmatched: Strategy = _strategy("startingOffsetsByTimestampStrategy", given)
     return _first_given(
         given,
@@ -208,7 +204,7 @@ def start_of(given: Mapping[str, str]) -> StartOrEnd | None:
 
 
 def end_of(given: Mapping[str, str]) -> StartOrEnd | None:
-    """Return the end of a query, None if no option names one. Raises `OptionError`."""
+    """Return None if no option names an end. Raises `OptionError`."""
     return _first_given(
         given,
         {
@@ -235,7 +231,7 @@ def require_order(start: StartOrEnd, end: StartOrEnd) -> None:
 
 
 def says(limit: StartOrEnd, offset: int) -> str | None:
-    """Return for which queues a limit is `offset` (EARLIEST or LATEST), as a part of an error message.
+    """Return for which queues a limit is `offset` (EARLIEST or LATEST), for an error message.
 
     The text is "" for all queues, " for <queue>" for one queue, and None for no queue.
     """
@@ -255,7 +251,7 @@ def _strategy(name: str, given: Mapping[str, str]) -> Strategy:
 def _first_given(
     given: Mapping[str, str], parsers: Mapping[str, Callable[[str, str], StartOrEnd]]
 ) -> StartOrEnd | None:
-    """Parse all given options, so that an invalid one raises an error. Return the first in the order of `parsers`."""
+    """Parse all, so that an invalid one raises an error. Return the first in the order of `parsers`."""
     limits = [parse(name, given[name]) for name, parse in parsers.items() if name in given]
     return limits[0] if limits else None
 

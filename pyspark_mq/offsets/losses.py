@@ -31,7 +31,7 @@ _log = logging.getLogger("pyspark_mq")
 
 
 class LossCase(Enum):
-    """How messages were lost. first, end: the present bounds of the queue."""
+    """first, end: the present bounds of the queue."""
 
     EXPIRED = "older messages were deleted, and the queue's first message is now {first}"
     CUT = "the queue ends at {end}, so it was recreated or truncated"
@@ -47,19 +47,14 @@ class LossCase(Enum):
 
 
 class Loss(NamedTuple):
-    """A loss of messages in one queue.
-
-    lost: their range; empty if their number is unknown. there: the present bounds of the queue.
-    """
+    """lost: the range; empty if the number is unknown. there: the present bounds of the queue."""
 
     lost: QueueRange
     case: LossCase
     there: Bounds = Bounds(0, 0)
 
     def rest_of(self, wanted: QueueRange) -> QueueRange:
-        """Return the part of a range that is not lost: before the loss, if the loss begins inside of the range, else
-        after it.
-        """
+        """Return the part before the loss, if the loss begins inside of the range, else the part after it."""
         if self.lost.start > wanted.start:
             return wanted._replace(end=self.lost.start)
         return wanted._replace(start=self.lost.end)
@@ -71,10 +66,7 @@ class Loss(NamedTuple):
 
 
 def loss_before(queue: Queue, position: int, there: Bounds | None, is_another: bool = False) -> Loss | None:
-    """Return the loss of a query that continues at `position`, or None.
-
-    there: None for a deleted queue. is_another: the message before `position` is not the one that was read.
-    """
+    """there: None for a deleted queue. is_another: the message before `position` is not the one that was read."""
     rest = QueueRange(queue, position, position)
     if there is None:
         return Loss(rest, LossCase.GONE)
@@ -102,9 +94,7 @@ def loss_in(wanted: QueueRange, there: Bounds | None, is_another: bool) -> Loss 
 
 
 def report_loss(fail: bool, loss: Loss, option: str = "") -> None:
-    """Raise `DataLossError` if `fail`, otherwise log a warning. option: the one that named the position; "" for a
-    position of the checkpoint.
-    """
+    """option: the one that named the position; "" for a position of the checkpoint."""
     what = f"{option}: {loss}" if option else str(loss)
     if fail:
         raise DataLossError(

@@ -62,7 +62,7 @@ def to_json(positions: Mapping[Queue, int | list[int]]) -> OffsetJson:
 
 
 def positions_from_json(json_: Any, lowest: int = 0) -> Positions:
-    """Parse the JSON of `to_json`, with offsets of at least `lowest`. Raises `ValueError`."""
+    """lowest: of the offsets. Raises `ValueError`."""
     return _by_queue(json_, "an offset", lambda value: value if is_long(value, lowest) else None)
 
 
@@ -72,7 +72,7 @@ def fingerprints_to_json(last: Fingerprints) -> OffsetJson:
 
 
 def fingerprints_from_json(json_: Any) -> Fingerprints:
-    """Parse the JSON of `fingerprints_to_json`. Raises `ValueError`."""
+    """Raises `ValueError`."""
 
     def fingerprint(value: Any) -> Fingerprint | None:
         good = isinstance(value, list) and len(value) == 2 and all(is_long(number) for number in value)
@@ -103,7 +103,6 @@ def queue_of(topic: str, name: str) -> Queue | None:
 
 
 def is_long(json_: Any, lowest: int = 0) -> bool:
-    """Return whether a value is an integer from `lowest` to the highest Java long."""
     return type(json_) is int and lowest <= json_ <= LONG_MAX
 
 
@@ -114,9 +113,7 @@ def json_object(json_: Any, where: str) -> dict[str, Any]:
 
 
 def shown(json_: Any) -> str:
-    """Return a value for an error message. Containers are only named, because JSON may be nested too deeply to write
-    it.
-    """
+    """Containers are only named, because JSON may be nested too deeply to write it."""
     if isinstance(json_, list | dict):
         return "a list" if isinstance(json_, list) else "an object"
     return json.dumps(json_)[:50]
@@ -131,13 +128,13 @@ class StreamOffset:
     last: Fingerprints = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON in a canonical order, because Spark compares offsets as text."""
+        """Use a canonical order, because Spark compares offsets as text."""
         pinned = {_START: to_json(self.starts)} if self.starts else {}
         return {**to_json(self.next), **pinned, _LAST: fingerprints_to_json(self.last)}
 
     @classmethod
     def from_json(cls, json_: Any) -> StreamOffset:
-        """Parse an offset. Raises `CheckpointError` for JSON that `to_json` of this version does not write."""
+        """Raises `CheckpointError` for JSON that `to_json` of this version does not write."""
         if isinstance(json_, dict):
             _refuse_newer(json_, (_START, _LAST))
         try:
@@ -169,8 +166,8 @@ class EpochOffset:
     """The end of one real-time batch.
 
     epoch: the number of the batch.
-    reader: the id of the run of the query that planned it, 32 hexadecimal digits.
-    tasks: for each task, the begin of its queues.
+    reader: the id of the query's run that planned it, 32 hexadecimal digits.
+    tasks: the begin of each task's queues.
     last: fingerprints of the messages before each begin, if any.
     """
 
@@ -192,7 +189,7 @@ class EpochOffset:
 
     @classmethod
     def from_json(cls, json_: Any) -> EpochOffset | None:
-        """Parse an offset. Return None for the offset of a micro-batch. Raises `CheckpointError`."""
+        """Return None for the offset of a micro-batch. Raises `CheckpointError`."""
         if not isinstance(json_, dict) or _EPOCH not in json_:
             return None
         _refuse_newer(json_, tuple(_OF_EPOCH.values()))
@@ -216,10 +213,8 @@ def _refuse_newer(json_: Mapping[str, Any], known: tuple[str, ...]) -> None:
 
 
 class BatchStart(NamedTuple):
-    """Where a batch begins in each queue, and the losses before that.
-
-    starts: the begins to pin in the batch's end. last: fingerprints of the messages before `begin`, if the previous
-    offset has them.
+    """starts: the begins to pin in the batch's end.
+    last: fingerprints of the messages before `begin`, if the previous offset has them.
     """
 
     begin: Positions
@@ -229,7 +224,7 @@ class BatchStart(NamedTuple):
 
 
 def begin_batch(start: StreamOffset, bounds: Mapping[Queue, Bounds], replaced: Collection[Queue] = ()) -> BatchStart:
-    """Return the begin of the batch after `start`. bounds: of the subscribed queues.
+    """Return the begin of the batch after `start`.
 
     replaced: queues in which the message before `start.next` is not the one that was read. In a new queue, and after a
     loss, the batch begins at the queue's first message, and this begin is pinned. A pin is kept until a batch moves
@@ -253,9 +248,7 @@ def begin_batch(start: StreamOffset, bounds: Mapping[Queue, Bounds], replaced: C
 
 
 def batch_ranges(start: StreamOffset, end: StreamOffset) -> list[QueueRange]:
-    """Return the non-empty ranges between two offsets. They depend only on the offsets, so a replay reads the same
-    ranges.
-    """
+    """The ranges depend only on the offsets, so a replay reads the same ranges."""
     ranges = []
     for queue, until in end.next.items():
         begin = end.starts.get(queue, start.next.get(queue))

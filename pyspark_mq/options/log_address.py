@@ -93,7 +93,7 @@ ONCE_ON_A_CLUSTER = (
 
 
 def cluster_of(given: Mapping[str, str]) -> ClusterAddress:
-    """Return the address of the cluster that options name. Raises `OptionError`."""
+    """Raises `OptionError`."""
     for name, why in NOT_ON_A_CLUSTER.items():
         if given.get(name):
             raise OptionError(f"{name} does not work with nameServer: {why}")
@@ -111,12 +111,12 @@ def cluster_of(given: Mapping[str, str]) -> ClusterAddress:
 
 
 def broker_timeout(given: Mapping[str, str]) -> float:
-    """Return the option `brokerTimeout` in seconds. Raises `OptionError`."""
+    """In seconds. Raises `OptionError`."""
     return duration("brokerTimeout", given.get("brokerTimeout", "10m"))
 
 
 def when_broker_missing(given: Mapping[str, str], *choices: str) -> str:
-    """Return the option `whenBrokerMissing`, one of `choices`; the first by default. Raises `OptionError`."""
+    """The first of `choices` is the default. Raises `OptionError`."""
     return one_of(*choices)("whenBrokerMissing", given.get("whenBrokerMissing", choices[0]))
 
 
@@ -138,7 +138,7 @@ _OF_DATABRICKS = re.compile("^dbfs:/+", re.IGNORECASE)
 
 
 def address_of(options: Mapping[str, str]) -> LogAddress:
-    """Return the address of the log that options name. options: by documented name. Raises `OptionError`."""
+    """options: by documented name. Raises `OptionError`."""
     named = [name for name in _KINDS if options.get(name)]
     if len(named) > 1:
         raise OptionError(f"{' and '.join(named)} exclude each other: a query reads or writes one log")
@@ -157,9 +157,7 @@ def address_of(options: Mapping[str, str]) -> LogAddress:
 
 
 def _directory(options: Mapping[str, str]) -> LogAddress:
-    """Return the address of a store, with the archive of the option `archive`, or else with the one in the store's
-    settings.
-    """
+    """The option `archive` overrides the archive in the store's settings."""
     path, secrets = options["path"], options.get("storageOptions", "")
     storage_options(secrets)  # check it here, since a store without an archive never parses it
     local = re.sub("^file:(//(localhost)?(?=/))?", "", path)
@@ -183,7 +181,7 @@ def _directory(options: Mapping[str, str]) -> LogAddress:
 
 
 def _in_working_folder(path: str) -> str:
-    """Return an absolute path, because executors and Spark Connect clients may have another working directory."""
+    """Executors and Spark Connect clients may have another working directory."""
     absolute = os.path.abspath(path)
     if not os.path.exists(absolute):
         raise OptionError(

@@ -35,7 +35,7 @@ class WriteOptions:
 
     topic: of all rows; None if each row has its own.
     producer_group: names a write in `foreachBatch`; None for an independent write.
-    checkpoint: as the user gave it; None if Spark does not report it.
+    checkpoint: as given; None if Spark does not report it.
     """
 
     address: LogAddress
@@ -47,9 +47,7 @@ class WriteOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
-        """Parse Spark's options, with names in upper or lower case. Raises `OptionError`; `ReadOnlyStore` for an
-        archive.
-        """
+        """options: names in upper or lower case. Raises `OptionError`; `ReadOnlyStore` for an archive."""
         for name in options:
             _refuse_options_of_queries(name)
         given = known_options(options, WRITE_OPTIONS, (*_SPARKS_OWN, *CLUSTER_NAMES))
@@ -91,7 +89,7 @@ class WriteOptions:
         return Path(self.address.directory)
 
     def for_stream(self) -> WriteOptions:
-        """Return these options for a streaming write. Raises `OptionError` for an option of batch writes."""
+        """Raises `OptionError` for an option of batch writes."""
         if self.producer_group is not None:
             raise OptionError(
                 "producerGroup is for df.write in foreachBatch. A streaming write knows its query by the checkpoint, "

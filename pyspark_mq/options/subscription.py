@@ -25,7 +25,7 @@ _CREATE = (
 
 @dataclass(frozen=True)
 class SubscribedQueues:
-    """The parsed options `subscribe`, `subscribePattern` and `assign`. Exactly one field is not None."""
+    """Exactly one field is not None."""
 
     topics: tuple[str, ...] | None = None
     pattern: str | None = None
@@ -33,7 +33,7 @@ class SubscribedQueues:
 
     @classmethod
     def parse(cls, subscribe: str | None, pattern: str | None, assign: str | None) -> SubscribedQueues:
-        """Parse the three options. Raises `OptionError` unless exactly one is given and well formed."""
+        """Raises `OptionError` unless exactly one is given and well formed."""
         given = {"subscribe": subscribe, "subscribePattern": pattern, "assign": assign}
         names = [name for name, value in given.items() if value is not None]
         if len(names) != 1:
@@ -54,7 +54,7 @@ class SubscribedQueues:
         return None if self.pattern is None else self._wants
 
     def select(self, topics: Mapping[str, Collection[Queue]], known: Collection[Queue] = ()) -> list[Queue]:
-        """Return the subscribed queues, sorted, out of the queues of `topics` and the `known` queues.
+        """Return the subscribed queues, sorted.
 
         known: queues of the checkpoint, which a missing broker may hide in `topics`.
         """
@@ -66,7 +66,7 @@ class SubscribedQueues:
         return sorted([*listed, *(queue for queue in known if queue not in both and self._wants(queue.topic))])
 
     def require(self, topics: Mapping[str, Collection[Queue]], known: Collection[Queue] = ()) -> None:
-        """Raise `SubscriptionError` for a subscribed topic or queue that is neither in `topics` nor in `known`."""
+        """Raise `SubscriptionError` for a topic or queue that is neither in `topics` nor in `known`."""
         missing = [str(queue) for queue in self.assigned or () if queue not in {*topics.get(queue.topic, ()), *known}]
         named = {queue.topic for queue in known}
         absent = [topic for topic in self.topics or () if topic not in named and topic not in topics]
@@ -98,7 +98,7 @@ class SubscribedQueues:
 
 
 def did_you_mean(names: Sequence[str], topics: Collection[str]) -> str:
-    """Return a suggestion of the most similar of `topics` for each unknown name, or ""."""
+    """Suggest the most similar of `topics` for each unknown name."""
     few = topics if len(topics) <= _COMPARED else ()
     near = [found for name in names if name not in topics for found in get_close_matches(name, few, n=1)]
     return f"Did you mean {', '.join(near)}? " if near else ""

@@ -69,7 +69,7 @@ def duration(name: str, text: str) -> float:
 
 
 def shared_path(name: str, text: str) -> str:
-    """Parse an absolute directory or a URL that the driver and all executors see. Raises `OptionError`."""
+    """Parse an absolute directory or a URL that the driver and all executors see."""
     takes = f"{name} takes a directory that the driver and all executors see, or a URL"
     if text in ("", "file:", "file://"):
         raise OptionError(f"{takes}, not {text!r}")

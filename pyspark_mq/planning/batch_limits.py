@@ -34,10 +34,7 @@ class BatchLimits:
         self._triggered = -math.inf  # time.monotonic() of the last batch; the first batch is due at once
 
     def least_messages(self) -> int:
-        """Return how many messages the next batch must have at least.
-
-        As in Spark's Kafka source, a new `maxTriggerDelay` begins when one is over, even if no message has arrived.
-        """
+        """As in Kafka's source, a new `maxTriggerDelay` begins when one is over, even if no message has arrived."""
         if time.monotonic() - self._triggered >= self._options.max_trigger_delay_seconds:
             self.note_batch()
             return 1
@@ -47,9 +44,7 @@ class BatchLimits:
         self._triggered = time.monotonic()
 
     def end_of(self, batch: BatchStart, seen: Positions, bounds: Mapping[Queue, Bounds], *, once: bool) -> Positions:
-        """Return the end of a batch, or `seen`, the end of the previous batch, if nothing is new. once: ignore
-        limits.
-        """
+        """Return `seen`, the end of the previous batch, if nothing is new. once: ignore limits."""
         ranges = self._available(batch, seen, bounds)
         if not batch.losses and {r.queue: r.end for r in ranges} == seen:
             return seen
@@ -73,9 +68,7 @@ class BatchLimits:
         )
 
     def _sizes(self, r: QueueRange) -> Int64s:
-        """Return record sizes in bytes, with 0 for messages that were deleted after planning. The task reports their
-        loss.
-        """
+        """The size is 0 for messages that were deleted after planning. The task reports their loss."""
         sizes = self._log.sizes(r)
         if sizes is None:
             raise OptionError(
@@ -94,8 +87,8 @@ def limit_ranges(
 ) -> list[QueueRange]:
     """Cut `ranges` so that both limits hold. Each range keeps its start, and may become empty.
 
-    max_bytes: of records. sizes: returns the record sizes of a range in bytes, int64, shape (messages,). It is called
-    for little more than fits into `max_bytes`.
+    max_bytes: of records. sizes: returns sizes in bytes, int64, shape (messages,), for little more than fits into
+    `max_bytes`.
     """
     limited = list(ranges)
     if max_messages is not None:
@@ -136,10 +129,10 @@ def share(limit: int, backlog: Sequence[int], turn: int = 0) -> list[int]:
 def fit(limit: int, sizes: Sequence[Int64s], backlog: Sequence[int], turn: int = 0) -> list[int]:
     """Return how many messages of each queue fit into `limit` bytes in total.
 
-    sizes: the sizes of the first messages of each queue, in bytes. backlog: all waiting bytes of each queue. Each queue
-    gets its first message if it fits, then the longest prefix that fits into its share. The rest of the limit goes to
-    the queues in turn. If the first message of the first queue in turn exceeds `limit`, the batch has only this
-    message, because it would otherwise wait forever.
+    sizes: of the first messages of each queue, in bytes. backlog: all waiting bytes of each queue. Each queue gets its
+    first message if it fits, then the longest prefix that fits into its share. The rest of the limit goes to the queues
+    in turn. If the first message of the first queue in turn exceeds `limit`, the batch has only this message, because
+    it would otherwise wait forever.
     """
     counts = [0] * len(sizes)
     ends = [np.cumsum(s) for s in sizes]
@@ -165,11 +158,7 @@ def fit(limit: int, sizes: Sequence[Int64s], backlog: Sequence[int], turn: int =
 
 
 def split(ranges: Sequence[QueueRange], min_partitions: int | None, max_records: int | None) -> list[QueueRange]:
-    """Cut ranges into pieces of at most `max_records` messages, and into at least `min_partitions` pieces if
-    possible.
-
-    Pieces of a range differ by at most one message.
-    """
+    """Cut into at least `min_partitions` pieces, if possible. Pieces of a range differ by at most one message."""
     ranges = [r for r in ranges if r.length > 0]
     pieces = [-(-r.length // max_records) if max_records else 1 for r in ranges]
     missing = (min_partitions or 0) - sum(pieces)
@@ -187,8 +176,7 @@ def split(ranges: Sequence[QueueRange], min_partitions: int | None, max_records:
 
 
 def pack(pieces: Sequence[QueueRange], least: int, max_records: int | None) -> list[tuple[QueueRange, ...]]:
-    """Combine small pieces into partitions of at most `max_records` messages, because each task has a high
-    fixed cost.
+    """Combine small pieces into partitions, because each task has a high fixed cost.
 
     least: the lowest number of partitions, unless there are fewer pieces.
     """
@@ -225,7 +213,7 @@ def _first_messages(ranges: Sequence[QueueRange], counts: Sequence[int]) -> list
 
 
 def _extend(counts: list[int], i: int, ends: Int64s, room: int) -> int:
-    """Add messages of queue `i` to `counts` as long as they fit into `room` bytes. Return the bytes added."""
+    """Add messages that fit into `room` bytes. Return the bytes added."""
     used = int(ends[counts[i] - 1]) if counts[i] else 0
     counts[i] = int(np.searchsorted(ends, used + room, side="right"))
     return (int(ends[counts[i] - 1]) if counts[i] else 0) - used

@@ -41,7 +41,7 @@ class Planner:
         return StreamOffset(positions, starts=positions, last=self._log.fingerprints(positions))
 
     def end_with_present_messages(self) -> None:
-        """Let the query end after the present messages, for Trigger.AvailableNow."""
+        """For Trigger.AvailableNow."""
         self.limits.target = ends(self._queues.bounds())
 
     @property
@@ -75,7 +75,7 @@ class Planner:
         return start
 
     def real_time_batch(self, start: StreamOffset) -> StreamOffset | None:
-        """Return the begin of the next real-time batch, or None if the query has no queue. Raises as `micro_batch`."""
+        """Return the begin of the batch, or None if the query has no queue. Raises as `micro_batch`."""
         begin = self._begin(start, self._options.hold_timeout_seconds)
         if begin is None:
             return None
@@ -143,8 +143,7 @@ class Planner:
         return not self._group.locks or self._group.acquire(self._queues.bounds(), timeout)
 
     def _end(self, start: StreamOffset, end_of: Callable[[BatchStart], Positions]) -> StreamOffset | None:
-        """Return the end of the batch after `start`, chosen by `end_of`. Return None if the query does not own all
-        queues.
+        """Return the end of the batch, chosen by `end_of`, or None if the query does not own all queues.
 
         A topic may be recreated during planning. So this checks for replaced queues last, and plans again if there are
         any.

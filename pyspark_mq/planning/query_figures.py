@@ -12,7 +12,7 @@ from store.model.log_protocol import LogAddress
 
 
 class QueryFigures:
-    """Records which topics a query of a group reads in this process. Does nothing for a log without a directory.
+    """Does nothing for a log without a directory.
 
     The record needs no heartbeat: other processes ignore it when this process has ended.
     """
@@ -23,7 +23,6 @@ class QueryFigures:
         self._figures = Figures(self._root)
 
     def note(self, topics: Iterable[str]) -> None:
-        """Record that the query reads `topics`."""
         for topic in topics:
             self._figures.of(READS, topic, self._group).set(1)
         self._figures.write()

@@ -32,9 +32,7 @@ def group_of(address: LogAddress, name: str) -> Group:
 
 
 def has_locks(group: Group, member: str, queues: Collection[Queue]) -> bool:
-    """Return whether a member owns all of `queues`. It loses them if its process is killed or suspended for a
-    minute.
-    """
+    """A member loses its locks if its process is killed or suspended for a minute."""
     return any(each.id == member and set(queues) <= set(each.queues) for each in group.members())
 
 
@@ -57,9 +55,7 @@ class NoGroup:
         return {}
 
     def done(self, positions: Positions, last: Fingerprints) -> None:
-        """Record that all messages before `positions` are processed. last: fingerprint of the message before each, if
-        known.
-        """
+        """Record that all messages before `positions` are processed. last: of the message before each, if known."""
 
     def persist(self) -> None: ...
 
@@ -142,7 +138,7 @@ class OrderlyQueues(NoGroup):
                 self._member.persist()
 
     def close(self) -> None:
-        """Release all queues. The next `acquire` joins the group again."""
+        """The next `acquire` joins the group again."""
         self._over.set()
         with self._turn:
             member, self._member, self._begins = self._member, None, {}
@@ -204,8 +200,6 @@ class OrderlyQueues(NoGroup):
 class GroupProgress(NoGroup):
     """The group of a query that is not orderly: commits the query's progress as the group's offsets, for monitoring.
 
-    It commits every 5 s and when the query ends.
-
     A failure is only a warning, because the query continues from its checkpoint. The offsets of topics that the group's
     consumers read are never overwritten, even while the consumers restart.
     """
@@ -259,9 +253,7 @@ class GroupProgress(NoGroup):
 
 
 def consumed_topics(address: LogAddress, group: str, topics: Collection[str]) -> set[str]:
-    """Return the subset of `topics` that members of a group consume; empty if the log cannot tell. Raises
-    `StoreError`.
-    """
+    """Return none if the log cannot tell. Raises `StoreError`."""
     if not isinstance(address, DirectoryAddress):
         return set()
     it = address.group(group)

@@ -25,10 +25,7 @@ def ends(bounds: Mapping[Queue, Bounds]) -> Positions:
 
 
 def check_before_planning(options: SourceOptions) -> None:
-    """Check the path and the topics before a query is planned.
-
-    With `failOnDataLoss=false` topics may be missing. If the checkpoint has them, they are reported as losses.
-    """
+    """With `failOnDataLoss=false` topics may be missing. If the checkpoint has them, they are reported as losses."""
     with options.address.open() as log:
         if options.fail_on_data_loss:
             options.subscription.require(log.topics())
@@ -44,14 +41,14 @@ class Queues:
         self._told: set[str] = set()
 
     def bounds(self) -> dict[Queue, Bounds]:
-        """Return the bounds of each subscribed queue, sorted, without missing brokers."""
+        """Sorted, and without missing brokers."""
         return self._log.look(self._options.subscription.select(self._topics())).bounds
 
     def _topics(self) -> Mapping[str, tuple[Queue, ...]]:
         return self._log.topics(self._options.subscription.lists, _OLDEST_SECONDS)
 
     def bounds_of_all(self) -> dict[Queue, Bounds]:
-        """Return the bounds of all subscribed queues, for a query that begins.
+        """For a query that begins.
 
         Raises `SubscriptionError` for a missing topic or queue, and `BrokerMissing` unless the query skips missing
         brokers.
@@ -71,7 +68,7 @@ class Queues:
         return bounds
 
     def _await_brokers(self) -> None:
-        """Wait until name servers list all brokers that the query names, because only then topics show their queues."""
+        """Topics show all their queues only if name servers list all brokers."""
         while missing := self._log.look(()).missing:
             self._give_up(missing)
             time.sleep(_AGAIN_SECONDS)
@@ -120,16 +117,12 @@ class Queues:
             raise BrokerMissing.of(self._options.address, late)
 
     def last(self, ends: Positions, batch: BatchStart) -> Fingerprints:
-        """Return the fingerprints of the messages before `ends`. Of a queue in which the batch reads nothing, `batch`
-        has it.
-        """
+        """`batch` has the fingerprints of queues in which it reads nothing."""
         kept = {queue: was for queue, was in batch.last.items() if ends.get(queue) == batch.begin[queue]}
         return kept | self._log.fingerprints({queue: end for queue, end in ends.items() if queue not in kept})
 
     def resolve(self, option: str, limit: StartOrEnd, bounds: Mapping[Queue, Bounds]) -> Positions:
-        """Return an offset within the bounds for each queue, from `limit`, the value of `option`. Raises
-        `OptionError`.
-        """
+        """Return an offset within the bounds for each queue. option: for errors. Raises `OptionError`."""
         found = limit.resolve(self._log, bounds)
         self._must_have(bounds, found)
         positions = {queue: found.get(queue, first) for queue, (first, _) in bounds.items()}

@@ -61,9 +61,7 @@ class Staging:
     def write(
         self, owner: str, run: str, task: str, tables: Iterable[tuple[str, pa.RecordBatch]]
     ) -> tuple[str, Counter[str]]:
-        """Stage the rows of a task. Return the name of their file ("" without rows), and the number of rows of each
-        topic.
-        """
+        """Return the name of the file ("" without rows), and the number of rows of each topic."""
         folder, writer = _folder(owner, run), None
         name = f"{folder}/{task}.arrow"
         rows: Counter[str] = Counter()
@@ -80,7 +78,7 @@ class Staging:
         return ("" if writer is None else name), rows
 
     def tables(self, files: Iterable[str]) -> dict[str, pa.Table]:
-        """Return the staged rows of each topic, in the order of the files. The tables are memory-mapped."""
+        """In the order of the files. The tables are memory-mapped."""
         batches: dict[str, list[pa.RecordBatch]] = {}
         for file in files:
             for topic, batch in self._read(file):
@@ -115,7 +113,7 @@ class Staging:
         return max((time for time in times if time is not None), default=oldest) < oldest
 
     def _runs(self) -> list[str]:
-        """Return the folders of runs. The path may also have other files of the store."""
+        """The path may also have other files of the store."""
         with suppress(ObjectsUnavailable):
             return [name for name, time in self._objects.names("").items() if time is None and "." in name]
         return []
@@ -141,7 +139,7 @@ def _folder(owner: str, run: str) -> str:
 
 
 def run_of_batch(batch: int, attempt: str) -> str:
-    """Return the name of a run, which sorts by its batch."""
+    """Runs sort by their batch."""
     return f"{batch:019}-{attempt}"
 
 

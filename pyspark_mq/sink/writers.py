@@ -1,8 +1,8 @@
 """Spark's batch and stream writers, and the deliveries that they use.
 
-AtLeastOnce tasks append their rows directly AllOrNothing    tasks stage their rows, and the driver appends the rows of
-all tasks under one publication
-    OncePerBatch    as AllOrNothing, but with a record of the batch, so that a batch is not appended again
+    AtLeastOnce     tasks append their rows directly
+    AllOrNothing    tasks stage their rows, and the driver appends all of them under one publication
+    OncePerBatch    as AllOrNothing, with a record of the batch, so that a batch is not appended again
 
 The driver creates a delivery. Tasks, and the commit of a batch write, unpickle it.
 """
@@ -43,10 +43,9 @@ _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 @dataclass(frozen=True)
 class TaskRows(WriterCommitMessage):
-    """The rows of one task.
-
-    rows: the number of rows for each topic. file: the file with the staged rows, or "".
-    query, batch, run: the ids of the streaming query, its batch and its run, for `OncePerBatch`.
+    """rows: the number of rows for each topic.
+    file: the file with the staged rows, or "".
+    query, batch, run: ids for `OncePerBatch`.
     """
 
     rows: Mapping[str, int]
@@ -63,12 +62,10 @@ class RowDelivery(Protocol):
         """Prepare a write, in the driver before the tasks. Raises errors that would fail all tasks."""
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> TaskRows:
-        """Append or stage the rows of a task. Runs in the task."""
+        """Append or stage rows. Runs in the task."""
 
     def commit(self, sent: Sequence[TaskRows]) -> None:
-        """Finish a write, in the driver after all tasks. sent: the result of each task, in the order of Spark's
-        partitions.
-        """
+        """Finish a write, in the driver after all tasks. sent: in the order of Spark's partitions."""
 
     def abort(self) -> None:
         """Clean up, in the driver after a task or the commit failed."""
@@ -112,8 +109,6 @@ class AtLeastOnce:
 
 
 class AllOrNothing:
-    """Stages the rows of all tasks, and appends them under one publication."""
-
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
         self._staging = Staging(options.staging_path)
@@ -143,7 +138,7 @@ class AllOrNothing:
         return self._staging.write(owner, run, f"{context.partitionId()}-{context.taskAttemptId()}", checked)
 
     def _append(self, log: LogWriter, sent: Sequence[TaskRows], more: Mapping[str, pa.RecordBatch]) -> None:
-        """Append and sync the staged rows together with `more` (by topic), under one publication."""
+        """more: by topic."""
         tables = self._staging.tables(each.file for each in sent if each.file)
         staged, rows = sum(table.num_rows for table in tables.values()), _rows_of(sent).total()
         if staged != rows:  # a file that was cut between two batches can be read without an error
@@ -214,7 +209,7 @@ def _rows_of(sent: Iterable[TaskRows]) -> Counter[str]:
 
 
 def _streaming_batch() -> tuple[str, int, str]:
-    """Return the ids of the query, its batch and its run ("" if unknown). Raises `OptionError`."""
+    """The run is "" if unknown. Raises `OptionError`."""
     query, batch, run = map(_context().getLocalProperty, (_QUERY_ID, _BATCH_ID, _RUN_ID))
     if not query or not batch:
         raise OptionError(
@@ -237,7 +232,6 @@ def _of_known_topics(
 
 
 def require_topic(address: LogAddress, log: Log, topic: str) -> None:
-    """Raise `SubscriptionError` if the topic does not exist."""
     if topic not in (topics := log.topics()):
         others = ", ".join(name for name in topics if not is_internal_topic(name)) or "no topics"
         of_broker = f"mqadmin updateTopic -t {topic} ..."
@@ -290,7 +284,6 @@ class MqStreamWriter(DataSourceStreamArrowWriter):
 def _checked(
     options: WriteOptions, schema: StructType, exactly_once: type[AllOrNothing], *, is_stream: bool
 ) -> RowDelivery:
-    """Return a prepared delivery. Raises errors that would fail all tasks."""
     check_schema(schema, options.topic)
     with options.address.open() as log:
         if options.topic is not None:

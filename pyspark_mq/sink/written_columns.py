@@ -29,11 +29,7 @@ from store.format.topic_names import TOPICS_OF_NOTES
 
 
 class ColumnKind(NamedTuple):
-    """The types that a written column may have.
-
-    fits: whether a type is one of them. ours: the column's type in a view for INSERT INTO. words: the types, for
-    errors.
-    """
+    """fits: whether a type is one of them. ours: the column's type in a view for INSERT INTO. words: for errors."""
 
     fits: Callable[[DataType], bool]
     ours: DataType
@@ -98,7 +94,7 @@ def sink_schema(with_topic: bool) -> StructType:
 
 
 def check_schema(schema: StructType, topic: str | None) -> None:
-    """Check the columns of written rows. topic: the option `topic`, or None. Raises `SchemaError`."""
+    """topic: the option `topic`, or None. Raises `SchemaError`."""
     names = schema.fieldNames()
     for field in schema.fields:
         kind = SINK_COLUMNS.get(field.name)
@@ -139,8 +135,7 @@ def _unknown(name: str) -> str:
 
 
 def tables_by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Yield the topics of an Arrow batch, each with its messages in the order of rows, for
-    `MessageStore.append_table`.
+    """Yield the topics of an Arrow batch, each with its messages in the order of rows.
 
     topic: of all rows; None to take it from the column `topic`. Raises `RowError` for a row without body or topic, or a
     reserved topic.
@@ -173,9 +168,7 @@ def _split(messages: pa.RecordBatch, topics: pa.StringArray) -> Iterator[tuple[s
 
 
 def with_unique_keys(batch: pa.RecordBatch, task: str, first: int) -> pa.RecordBatch:
-    """Set the property UNIQ_KEY of each row to "<task>-<row>", unless it has one. first: the number of the
-    first row.
-    """
+    """Set the property UNIQ_KEY of each row to "<task>-<row>", unless it has one. first: the first row's number."""
     if not batch.num_rows:
         return batch
     rows = np.arange(first, first + batch.num_rows)

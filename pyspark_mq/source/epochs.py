@@ -1,4 +1,4 @@
-"""`Epochs`: the real-time batches of a query.
+"""`Epochs`: the real-time batches of one run of a query.
 
 A micro-batch query uses it, too, because a query can switch modes with the same checkpoint.
 """
@@ -28,8 +28,6 @@ _log = logging.getLogger("pyspark_mq")
 
 
 class Epochs:
-    """Plans, replays and ends the real-time batches of one run of a query."""
-
     def __init__(self, options: SourceOptions) -> None:
         """Does not open the ledger, because tasks unpickle this object."""
         self._options = options
@@ -63,7 +61,7 @@ class Epochs:
         return HeldReader(self._options, range_reader, self._ledger).read(task)
 
     def resolve(self, epoch: EpochOffset) -> StreamOffset:
-        """Return the end of a committed batch, from the ledger's records. Raises `LedgerError` if one is missing."""
+        """Return the end of a committed batch. Raises `LedgerError` if a record is missing."""
         reached: Positions = {}
         last: Fingerprints = {}
         starved = 0
@@ -121,7 +119,7 @@ class Epochs:
 
 
 def distribute_queues(begin: Positions, tasks: int) -> tuple[Positions, ...]:
-    """Distribute queues over at most `tasks` tasks, round-robin."""
+    """Round-robin."""
     queues = sorted(begin)
     count = min(tasks, len(queues))
     return tuple({queue: begin[queue] for queue in queues[number::count]} for number in range(count))

@@ -31,9 +31,7 @@ _PIPELINED = "SPARK_PIPELINED_UDF"  # set by Spark in workers if spark.python.ud
 
 @dataclass(frozen=True)
 class HeldTask:
-    """The plan of one task: the `begin` of each of its queues, and how long to hold them.
-
-    seconds: how long to hold; 0 to read the present messages and end.
+    """seconds: how long to hold; 0 to read the present messages and end.
     planned: the driver's `time.monotonic()` at planning, valid only on the machine with this `boot_id`.
     last: fingerprints of the messages before each `begin`, if known.
     member: the member id of an orderly query.
@@ -48,8 +46,7 @@ class HeldTask:
     member: str | None = None
 
     def deadline(self) -> float:
-        """Return the task's end, as `time.monotonic()` of this process. All tasks on the driver's machine end
-        together.
+        """As `time.monotonic()`. All tasks on the driver's machine end together.
 
         A task that starts late, because no task slot was free, still reads for `LEAST_SECONDS`.
         """
@@ -63,7 +60,7 @@ class HeldTask:
 
 
 class HeldReader:
-    """Reads held tasks. Stateless, and picklable for the tasks."""
+    """Stateless, and picklable for the tasks."""
 
     def __init__(self, options: SourceOptions, range_reader: RangeReader, ledger: Ledger) -> None:
         self._options = options
@@ -71,8 +68,7 @@ class HeldReader:
         self._ledger = ledger
 
     def read(self, task: HeldTask) -> Iterator[pa.RecordBatch]:
-        """Yield messages as they arrive. If an earlier attempt of the task left a record, yield the recorded ranges
-        instead.
+        """If an earlier attempt of the task left a record, yield the recorded ranges.
 
         Raises `OptionError` if Spark would buffer the batches, `LedgerError`, and the errors of `RangeReader`.
         """
@@ -92,10 +88,7 @@ class HeldReader:
             yield from self._read_to_record(log, reached, record)
 
     def _has_queues(self, task: HeldTask) -> Callable[[], bool]:
-        """Return a function that returns whether the query still owns its queues.
-
-        If the driver's process is killed, another query gets its locks at once, but Spark continues the batch.
-        """
+        """If the driver's process is killed, another query gets its locks at once, but Spark continues the batch."""
         group, member = self._options.consumer_group, task.member
         if member is None or group is None:
             return lambda: True
@@ -104,8 +97,7 @@ class HeldReader:
     def _held(
         self, log: Log, reached: Positions, last: Fingerprints, deadline: float, has_queues: Callable[[], bool]
     ) -> Iterator[pa.RecordBatch]:
-        """Yield messages until `deadline`. Advances `reached`, the next offsets, and `last`, the fingerprints of the
-        messages before.
+        """Advance `reached`, the next offsets, and `last`, the fingerprints of the messages before.
 
         A queue that is deleted or replaced concurrently is not advanced: the next batch reports the loss.
         """
@@ -136,11 +128,9 @@ class HeldReader:
                 held.again(queue, wanted.end)
 
     def _is_lost(self, log: Log, wanted: QueueRange, last: Fingerprints, before: Fingerprints) -> bool:
-        """Return whether messages of `wanted` are lost, after reporting the loss.
+        """Report a loss. Raises `DataLossError`.
 
         before: fingerprint of the message before the end of `wanted`. Without one, the queue must still reach this end.
-
-        Raises `DataLossError`.
         """
         queue, begin = wanted.queue, wanted.start
         is_another = bool(replaced_queues(log, {queue: begin}, last))
@@ -160,7 +150,7 @@ class HeldReader:
             )
 
     def _read_to_record(self, log: Log, reached: Positions, record: TaskRecord) -> Iterator[pa.RecordBatch]:
-        """Yield the rest of the recorded ranges, or nothing if this attempt wrote the record."""
+        """Yield nothing if this attempt wrote the record."""
         for queue, end in record.next.items():
             if reached[queue] > end:
                 raise LedgerError(

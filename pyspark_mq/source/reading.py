@@ -27,17 +27,15 @@ _MAY_BE_NULL = ("brokerName", "tags", "keys", "bornTimestamp", "storeTimestamp",
 
 
 def default_schema(include_properties: bool, *, null_bodies: bool = False) -> StructType:
-    """Return the columns of a query without `.schema(...)`. null_bodies: whether unreadable bodies are null, with a
-    column for the reason.
-    """
+    """null_bodies: unreadable bodies are null, with a column for the reason."""
     more = (*((PROPERTIES,) if include_properties else ()), *((BODY_ERROR,) if null_bodies else ()))
     return StructType([_field(name) for name in (*DEFAULT_COLUMNS, *more)])
 
 
 def projection(schema: StructType, *, null_bodies: bool = False) -> tuple[tuple[str, ...], pa.Schema]:
-    """Return the columns to read for `schema`, and the Arrow schema that Spark expects of each batch.
+    """Return the columns to read, and the Arrow schema that Spark expects of each batch.
 
-    schema: any subset of `store.COLUMNS` in any order. null_bodies: see `default_schema`. Raises `SchemaError`.
+    schema: any subset of `store.COLUMNS` in any order. Raises `SchemaError`.
     """
     names = tuple(schema.fieldNames())
     if not names:
@@ -74,9 +72,7 @@ _LOOK_AGAIN_SECONDS = 0.25  # because shared file systems send no notifications
 
 
 class RangeTask(NamedTuple):
-    """What a task of a micro-batch reads. ends: the batch's end in each queue. last: fingerprints of the messages
-    before the ends, if known.
-    """
+    """ends: the batch's end in each queue. last: fingerprints of the messages before the ends, if known."""
 
     ranges: tuple[QueueRange, ...]
     ends: Positions
@@ -84,7 +80,7 @@ class RangeTask(NamedTuple):
 
     @classmethod
     def of(cls, ranges: tuple[QueueRange, ...], ends: Positions, last: Fingerprints) -> RangeTask:
-        """Return a task. ends, last: of the whole batch; they may have other queues."""
+        """ends, last: of the whole batch; they may have other queues."""
         queues = {wanted.queue for wanted in ranges}
         known = {queue: last[queue] for queue in queues & last.keys()}
         return cls(ranges, {queue: ends[queue] for queue in queues}, known)
@@ -97,7 +93,7 @@ class RangeTask(NamedTuple):
 
 
 class RangeReader:
-    """Reads the ranges of tasks as Arrow batches. Stateless, and picklable for the tasks."""
+    """Stateless, and picklable for the tasks."""
 
     def __init__(
         self,
@@ -135,13 +131,13 @@ class RangeReader:
         return pa.RecordBatch.from_arrays(columns, schema=self._arrow_schema)
 
     def scan(self, log: Log, wanted: QueueRange, task: RangeTask) -> Iterator[pa.RecordBatch]:
-        """Wait until this process sees the messages of `wanted`, and yield them. Raises as `read`."""
+        """Wait until this process sees the messages. Raises as `read`."""
         if wanted.length > 0:
             self._wait(log, wanted, task)
             yield from self.scan_seen(log, wanted, task)
 
     def scan_seen(self, log: Log, wanted: QueueRange, task: RangeTask) -> Iterator[pa.RecordBatch]:
-        """Yield the messages of `wanted` without waiting, because `log` has shown them before."""
+        """Do not wait, because `log` has shown the messages before."""
         for batch in self._scan(log, wanted, task):
             # Spark requires the declared names and nullability.
             yield pa.RecordBatch.from_arrays(batch.columns, schema=self._arrow_schema)
@@ -186,7 +182,7 @@ class RangeReader:
 def partitions_of(
     ranges: Sequence[QueueRange], options: SourceOptions, ends: Positions, last: Fingerprints
 ) -> list[InputPartition]:
-    """Return the input partitions of a batch. ends, last: see `RangeTask`."""
+    """ends, last: see `RangeTask`."""
     least = options.min_partitions or os.cpu_count() or 1  # Spark's task slots are unknown here
     pieces = split(ranges, options.min_partitions, options.max_records_per_partition)
     packed = pack(pieces, least, options.max_records_per_partition)

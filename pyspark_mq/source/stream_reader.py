@@ -49,9 +49,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planner.end_with_present_messages()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return a limit other than ReadAllAvailable, which would mean Trigger.Once. The planner applies the real
-        limits.
-        """
+        """ReadAllAvailable would mean Trigger.Once. The planner applies the real limits."""
         return ReadMaxRows(self._options.max_offsets_per_trigger or _NO_LIMIT)
 
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:
@@ -72,8 +70,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(ends(self._planner.bounds))
 
     def partitions(self, start: Json, end: Json) -> list[InputPartition]:
-        """Return the tasks of a batch. They depend only on the offsets and the options, so a replay reads the same
-        messages.
+        """The tasks depend only on the offsets and the options, so a replay reads the same messages.
 
         Raises `DataLossError`.
         """
@@ -104,16 +101,12 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _following(
         self, before: StreamOffset | EpochOffset, begin: StreamOffset, *, once: bool
     ) -> StreamOffset | EpochOffset | None:
-        """Return the end of the batch after `before`, or None if nothing arrived. begin: where `before` ended. once:
-        whether this is the query's only batch.
-        """
+        """Return None if nothing arrived. begin: where `before` ended. once: this is the query's only batch."""
         end = self._planner.micro_batch(begin, once=once)
         return None if end is begin else end
 
     def _offset(self, json_: Json) -> StreamOffset | EpochOffset:
-        """Parse an offset. The last two are remembered, because Spark passes each several times, and parsing a thousand
-        queues is slow.
-        """
+        """Remember the last two, because Spark passes each several times, and parsing a thousand queues is slow."""
         for known, offset in self._parsed:
             if known == json_:
                 return offset
@@ -126,9 +119,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class RealTimeStreamReader(MqStreamReader):
-    """Spark's reader of real-time batches. With Trigger.AvailableNow and Trigger.Once it reads micro-batches, because
-    these triggers need a known end.
-    """
+    """With Trigger.AvailableNow and Trigger.Once this reads micro-batches, because these triggers need a known end."""
 
     def _following(
         self, before: StreamOffset | EpochOffset, begin: StreamOffset, *, once: bool
@@ -144,14 +135,11 @@ class RealTimeStreamReader(MqStreamReader):
 
 
 def stream_reader(options: SourceOptions, schema: StructType) -> MqStreamReader:
-    """Return the reader for the options. Raises `OptionError`, `SchemaError`."""
     return (RealTimeStreamReader if options.real_time else MqStreamReader)(options, schema)
 
 
 class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A reader that raises an error at Spark's first call, because Spark hides errors that are raised while a reader is
-    created.
-    """
+    """Spark hides errors that are raised while a reader is created, so this one raises its error at the first call."""
 
     def __init__(self, why: MqSourceError) -> None:
         self._why = why

@@ -13,7 +13,7 @@ _LOCAL = re.compile(r"local(?:\[(\*|[0-9]+)(?:, *[0-9]+)?\])?")
 
 
 def task_slots() -> int | None:
-    """Return how many tasks Spark runs concurrently, or None if that varies. Only a task can call this."""
+    """Return None if the number varies. Only a task can call this."""
     context = TaskContext.get()
     return None if context is None else slots(context.getLocalProperty)
 
@@ -41,8 +41,8 @@ def _number(text: str | None, default: int) -> int:
 def freeze_loaded_objects() -> None:
     """In a worker of Spark's daemon, exclude the loaded objects from garbage collection.
 
-    The daemon's workers collect garbage after each call. With the modules of Spark and Arrow loaded, that takes 30 ms,
-    a third of the time of a small query, and frees nothing.
+    The worker collects garbage after each call. With the modules of Spark and Arrow loaded, that takes 30 ms, a third
+    of the time of a small query, and frees nothing.
     """
     main = getattr(sys.modules["__main__"], "__spec__", None)
     if main is not None and main.name == "pyspark.daemon":

@@ -22,9 +22,9 @@ from store.model.log_protocol import Bounds, Int64s, Log, MissingBroker, Positio
 
 
 class Extent(NamedTuple):
-    """Messages [first, end) of a queue, as queue offsets.
+    """Messages [first, end) of a queue.
 
-    size: bytes of their records in the log; None in a cluster, whose brokers do not report it.
+    size: bytes of their records; None in a cluster, whose brokers do not report it.
     """
 
     queue: Queue
@@ -60,7 +60,7 @@ Extents = dict[Queue, Extent]
 
 
 def extents(store: MessageStore, before: Extents) -> Extents:
-    """Return the extent of each queue of a store. before: an earlier result; only records after it are read."""
+    """before: an earlier result; only records after it are read."""
     found: Extents = {}
     for topic, count in sorted(store.topics().items()):
         queues = [Queue(topic, number) for number in range(count)]
@@ -70,7 +70,7 @@ def extents(store: MessageStore, before: Extents) -> Extents:
 
 
 def extent(store: MessageStore, queue: Queue, before: Extent | None = None) -> Extent:
-    """Return the extent of a queue. before: an earlier one; only records after it are read. Raises `UnknownTopic`."""
+    """before: as in `extents`. Raises `UnknownTopic`."""
     topic, number = queue.topic, queue.queue_id
     while True:
         first, end = store.offsets(topic, number)
@@ -155,7 +155,7 @@ def clients(root: Path) -> Clients:
 
 
 def latencies(before: Clients, now: Clients) -> list[Latency]:
-    """Return the latencies measured between two readings of clients' figures, sorted by name, topic and group."""
+    """Return the latencies measured between two readings, sorted by name, topic and group."""
     found: dict[tuple[str, str, str], Int64s] = {}
     for key, each in now.items():
         if each.name in BUCKETS:
@@ -169,7 +169,7 @@ def latencies(before: Clients, now: Clients) -> list[Latency]:
 
 
 def held(now: Clients) -> Counter[tuple[str, str]]:
-    """Return the number of held requests, by topic and group."""
+    """By topic and group."""
     found: Counter[tuple[str, str]] = Counter()
     for each in now.values():
         if each.name == HELD:
@@ -178,12 +178,12 @@ def held(now: Clients) -> Counter[tuple[str, str]]:
 
 
 def refused(now: Clients) -> Counter[str]:
-    """Return how many connections the servers have closed since their start, by reason."""
+    """Count the connections that servers closed since their start, by reason."""
     return Counter({name: sum(each.counts[0] for each in now.values() if each.name == name) for name in REFUSED})
 
 
 class RunningQuery(NamedTuple):
-    """A Spark query that runs with a consumer group. process: the one that plans its batches, beside the driver."""
+    """process: the one that plans the query's batches, beside the driver."""
 
     group: str
     topics: tuple[str, ...]
@@ -191,7 +191,7 @@ class RunningQuery(NamedTuple):
 
 
 def running_queries(root: Path) -> list[RunningQuery]:
-    """Return the queries on this host that run with a group of the store in `root`, sorted by group."""
+    """Return the queries on this host, sorted by group."""
     found: dict[tuple[str, str], set[str]] = {}
     for owner, each in figures_in(root):
         if each.name == READS:
@@ -224,16 +224,14 @@ class Look(NamedTuple):
 
 
 def look(store: MessageStore, before: Look | None) -> Look:
-    """Return the current numbers of a store. before: an earlier look; only the changes since then are read."""
+    """before: an earlier look; only the changes since then are read."""
     groups = {(each.group, each.queue): each for each in group_lags(DirectoryLog(store))}
     queues = extents(store, before.queues if before else {})
     return Look(time.monotonic(), queues, groups, log_files(store), clients(Path(store.path)), deliverer(store))
 
 
 def look_at_cluster(log: Log, before: Look | None) -> Look:
-    """Return the current numbers of a cluster. before: an earlier look, from which queues of missing brokers
-    are taken.
-    """
+    """before: an earlier look, from which queues of missing brokers are taken."""
     known = [] if before is None else before.queues  # name servers forget a broker that stops
     listed = chain.from_iterable(log.topics().values())
     bounds, missing = log.look(sorted({*listed, *known}))
@@ -251,7 +249,7 @@ def look_at_cluster(log: Log, before: Look | None) -> Look:
 
 
 def rate_in(before: Look | None, now: Look, queue: Extent) -> float | None:
-    """Return messages appended per second between two looks, or None if the first look has no such queue."""
+    """In messages per second. Return None if the first look has no such queue."""
     earlier = None if before is None else before.queues.get(queue.queue)
     if before is None or earlier is None:
         return None
@@ -259,9 +257,7 @@ def rate_in(before: Look | None, now: Look, queue: Extent) -> float | None:
 
 
 def rate_out(before: Look | None, now: Look, lag: GroupLag) -> float | None:
-    """Return messages that the group read per second between two looks, or None if a look has no offset of the
-    group.
-    """
+    """In messages per second. Return None if a look has no offset of the group."""
     earlier = None if before is None else before.groups.get((lag.group, lag.queue))
     if before is None or earlier is None or earlier.offset is None or lag.offset is None:
         return None
@@ -269,9 +265,7 @@ def rate_out(before: Look | None, now: Look, lag: GroupLag) -> float | None:
 
 
 def _quantile(name: str, counts: Int64s, share: float) -> float:
-    """Return a quantile of a histogram in ms, as if times were spread evenly within each bucket. It is at most the last
-    bound.
-    """
+    """In ms, as if times were spread evenly within each bucket. It is at most the last bound."""
     bounds = (0, *BUCKETS[name])
     rank = share * counts.sum()
     for count, (low, high) in zip(counts, pairwise(bounds), strict=False):

@@ -117,7 +117,7 @@ def _of_brokers(missing: Iterable[MissingBroker]) -> Metric:
 
 
 def _new_bytes(store: MessageStore, before: Extent, now: Extent) -> int:
-    """Return the bytes of records appended between two extents of a queue, without those deleted since."""
+    """Records that were deleted since do not count."""
     if now.first == before.first and now.end >= before.end:
         return (now.size or 0) - (before.size or 0)
     start = min(max(before.end, now.first), now.end)
@@ -219,9 +219,7 @@ def _of_delivery(delivers: Holder | None) -> Metric:
 
 
 def _of_clients(figures: Iterable[tuple[str, Figure]]) -> Iterator[Metric]:
-    """Yield one series for each client. Sums over clients would decrease when a client closes and its counters are
-    deleted.
-    """
+    """Yield a series for each client: sums would decrease when a client closes and its counters are deleted."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
     client, status = ["topic", "client_id"], ["invocation_status"]

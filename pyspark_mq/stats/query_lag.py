@@ -51,8 +51,7 @@ class QueryLag(NamedTuple):
 
 
 def positions(source: Mapping[str, Any]) -> tuple[Positions, Positions] | None:
-    """Return the read positions and the ends of queues. source: an entry of `sources` in Spark's progress of a
-    query.
+    """Return the read positions and the ends of queues. source: an entry of `sources` in Spark's progress of a query.
 
     Returns None for a source of another format, or before the first batch.
     """
@@ -66,9 +65,7 @@ def positions(source: Mapping[str, Any]) -> tuple[Positions, Positions] | None:
 
 
 def query_lags(source: Mapping[str, Any], log: Log | None = None) -> dict[Queue, QueryLag]:
-    """Return the lag in each queue that a source reads; {} for a source of another format.
-
-    source: an entry of `sources` in Spark's progress of a query.
+    """Return {} for a source of another format. source: as in `positions`.
 
     log: for bytes, seconds, and the first offsets. Without it, the lag of a queue that was never read starts at offset
     0.
@@ -87,7 +84,7 @@ def query_lags(source: Mapping[str, Any], log: Log | None = None) -> dict[Queue,
 
 
 def of_query(of_sources: Iterable[Mapping[Queue, QueryLag]]) -> dict[Queue, QueryLag]:
-    """Return the lag of a query in each queue. If several sources read a queue, it is the longest of their lags."""
+    """If several sources read a queue, take the longest of their lags."""
     found: dict[Queue, QueryLag] = {}
     for by_queue in of_sources:
         for queue, lag in by_queue.items():
@@ -96,7 +93,7 @@ def of_query(of_sources: Iterable[Mapping[Queue, QueryLag]]) -> dict[Queue, Quer
 
 
 def total(by_queue: Mapping[Queue, QueryLag]) -> QueryLag:
-    """Return the sums of messages and bytes, and the longest time. A field is None if it is unknown for any queue."""
+    """Sum messages and bytes, and take the longest time. A field is None if it is unknown for any queue."""
     sizes = [lag.bytes for lag in by_queue.values()]
     times = [lag.seconds for lag in by_queue.values() if lag.seconds is not None]
     return QueryLag(
@@ -127,7 +124,7 @@ def _lag(left: QueueRange, log: Log | None) -> QueryLag:
 
 
 def record_bytes(left: QueueRange, log: Log) -> int | None:
-    """Return the bytes of a range's records, estimated if the range is long; None if the log cannot tell."""
+    """The size is estimated if the range is long, and None if the log cannot tell."""
     sizes = log.sizes(left._replace(end=min(left.end, left.start + _SIZES_AT_ONCE)))
     return None if sizes is None else int(sizes.sum()) * left.length // len(sizes)
 
@@ -196,14 +193,13 @@ class LagListener(StreamingQueryListener):
         self._keep(str(event.id), set())
 
     def _keep(self, query: str, series: set[tuple[Gauge, Labels]]) -> None:
-        """Remove the series of a query that are no longer reported."""
         for gauge, labels in self._series.pop(query, set()) - series:
             gauge.remove(*labels)
         if series:
             self._series[query] = series
 
     def _looked(self, sources: Sequence[Mapping[str, Any]]) -> tuple[dict[Queue, QueryLag], list[str]]:
-        """Return the lags of a query, and the names of the missing brokers of its queues."""
+        """Return the lags, and the names of the missing brokers."""
         if self._log is None:
             return of_query(map(query_lags, sources)), []
         with closing(self._log.open()) as log:
@@ -212,7 +208,7 @@ class LagListener(StreamingQueryListener):
 
 
 def _gauges(registry: CollectorRegistry) -> list[Gauge]:
-    """Return a gauge for each field of `QueryLag`, in the same order."""
+    """One for each field of `QueryLag`, in the same order."""
     from prometheus_client import Gauge
 
     labels = ("query", "topic", "queue")
