@@ -121,8 +121,7 @@ def _require_queues(queues: Iterable[Queue], there: Container[Queue]) -> None:
         )
 
 
-# A new message ends a wait at once. This is the longest delay until `follow` notices a new queue, a message that a
-# broker dispatches late, or a closed pipe.
+# The longest delay until `follow` notices a new queue, a message that a broker dispatches late, or a closed pipe.
 WAIT_SECONDS = 1.0
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 _EPOCH = datetime.fromtimestamp(0, UTC)
@@ -139,10 +138,7 @@ def rows_of(columns: tuple[str, ...], message_filter: MessageFilter, unreadable:
 
 
 def between(log: Log, begin: Positions, end: Positions, spec: ReadSpec) -> Iterator[Row]:
-    """Return the messages [begin, end) of each queue in `end`, in log order or by store time. spec: from `rows_of`.
-
-    Raises `OffsetLost`, `OffsetNotYet`.
-    """
+    """Return the messages [begin, end) of each queue in `end`, in log order or by store time. spec: from `rows_of`."""
     return heapq.merge(
         *(_rows(log, QueueRange(each, begin[each], stop), spec) for each, stop in end.items()), key=_order(log)
     )
@@ -154,7 +150,7 @@ def newest(log: Log, begin: Positions, end: Positions, count: int, spec: ReadSpe
     for queue, stop in end.items():
         first = min(begin[queue], stop)
         looked, found = max(count, _NEWEST_ROWS), list[Row]()
-        while len(found) < count and first < stop:  # too few matched, so search twice as many
+        while len(found) < count and first < stop:  # too few matched
             found = list(_rows(log, QueueRange(queue, max(first, stop - looked), stop), spec))
             if stop - looked <= first:
                 break

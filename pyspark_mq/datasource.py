@@ -45,7 +45,6 @@ class DefaultSource(DataSource):
         return SourceOptions.parse(self.options)
 
     def write_options(self) -> WriteOptions:
-        """Raises as `source_options`."""
         require_pyspark()
         require_own_store()
         from pyspark_mq.options.sink import WriteOptions

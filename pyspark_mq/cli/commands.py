@@ -69,7 +69,7 @@ def one_line() -> Iterator[None]:
             sys.stdout.flush()
         except OSError:  # otherwise Python flushes again at exit, and prints a traceback
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if error.errno == errno.EPIPE:  # the program that reads our output has closed the pipe
+        if error.errno == errno.EPIPE:  # the reader closed the pipe
             raise click.exceptions.Exit(0) from error
         raise click.ClickException(visible(str(error))) from error
     except StoreError as error:

@@ -80,7 +80,6 @@ def serve(
 
 
 def _tune_process() -> None:
-    """Let slow or large requests delay other requests less."""
     sys.setswitchinterval(_SWITCH_SECONDS)
     threading.stack_size(_STACK_BYTES)
     with suppress(OSError, AttributeError):  # the C library is not glibc

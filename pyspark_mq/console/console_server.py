@@ -83,7 +83,6 @@ class ConsoleApp:
             await asyncio.sleep(self._site.sampler.interval)
 
     def chart(self, request: Request) -> Response:
-        """The last hour of a topic's rate, or of a group's lag."""
         topic, group = request.query_params.get("topic"), request.query_params.get("group", "")
         values: list[float | None] = []
         times = []

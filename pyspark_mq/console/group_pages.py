@@ -36,8 +36,6 @@ class QueueMove:
 
 @dataclass(frozen=True)
 class GroupReset:
-    """A planned reset, not applied yet."""
-
     group: str
     topic: str
     place: str
@@ -64,7 +62,6 @@ def plan_reset(address: LogAddress, log: Log, group: str, topic: str, place: str
 
 
 def apply_reset(address: LogAddress, reset: GroupReset) -> None:
-    """Raises `UnsupportedStore`, `UnknownGroup`, `GroupConflict`, `StoreLocked`."""
     if not isinstance(address, HasGroups):
         raise UnsupportedStore(f"{address}: an archive has no consumer groups. Start the console on its store")
     address.group(reset.group).reset(reset.positions)

@@ -53,7 +53,6 @@ class ConsoleKeys:
         return given is not None and hmac.compare_digest(given.encode(), self.token.encode())
 
     def must_be_own_form(self, request: Request, form: Mapping[str, str]) -> None:
-        """Raise `Forbidden` unless a page of this console sent the form."""
         origin = urlsplit(request.headers.get("origin", ""))
         is_own = (origin.scheme, origin.netloc) == (request.url.scheme, request.url.netloc)
         if not is_own or not hmac.compare_digest(form.get(CSRF_FIELD, "").encode(), self.csrf.encode()):

@@ -41,7 +41,6 @@ class StoreHealth:
 
 
 def health_of(directory: str) -> StoreHealth:
-    """Raises `StoreError`."""
     with MessageStore.open(directory, create=False, read_only=True) as store:
         oldest = [
             found.store_timestamp
@@ -84,7 +83,6 @@ class Verification:
         return 100 * self.done // self.total if self.total else 0
 
     def start(self) -> None:
-        """Start unless it is running."""
         with self._lock:
             if not self.is_running:
                 self.done = self.total = 0
@@ -121,7 +119,6 @@ class DelayedMessages:
 
 
 def delayed(log: Log) -> list[DelayedMessages]:
-    """Return the pending delayed messages by level, without empty levels."""
     topics, now, found = log.topics(), round(time.time() * 1000), list[DelayedMessages]()
     for queue, has in log.bounds(topics.get(SCHEDULE_TOPIC, ())).items():
         if queue.queue_id >= LEVELS:

@@ -59,7 +59,6 @@ class MessageSearch:
 
     @classmethod
     def of(cls, parameters: Mapping[str, str]) -> MessageSearch:
-        """Raises `InvalidArgument`."""
         given = {name: parameters.get(name, "").strip() for name in ("queue", "place", "tags", "sql", "key")}
         number = parameters.get("count", "") or "50"
         if not number.isdecimal() or not 1 <= int(number) <= MOST:
@@ -100,7 +99,6 @@ class FoundMessages:
 
 
 def queue_named(log: Log, topic: str, name: str) -> Queue:
-    """Raises `UnknownTopic`, `UnknownQueue`."""
     for queue in topic_queues(log, topic):
         if queue.name == name:
             return queue
@@ -108,7 +106,6 @@ def queue_named(log: Log, topic: str, name: str) -> Queue:
 
 
 def topic_queues(log: Log, topic: str) -> tuple[Queue, ...]:
-    """Raises `UnknownTopic`."""
     queues = log.topics().get(topic)
     if queues is None:
         raise UnknownTopic(f"Topic {topic!r:.80} does not exist")
@@ -116,7 +113,6 @@ def topic_queues(log: Log, topic: str) -> tuple[Queue, ...]:
 
 
 def find(log: Log, search: MessageSearch) -> FoundMessages:
-    """Raises `InvalidArgument`, `FilterError`, `UnknownTopic`, `UnknownQueue`."""
     queues = [queue_named(log, search.topic, search.queue)] if search.queue else topic_queues(log, search.topic)
     if search.tags and search.sql:
         raise InvalidArgument(
@@ -136,7 +132,7 @@ def _newest(log: Log, bounds: Mapping[Queue, Bounds], count: int, accept: Messag
     for queue, has in bounds.items():
         found, end, step = list[MessageLine](), has.max_offset, count
         first = max(has.min_offset, end - SEARCHED)
-        while len(found) < count and end > first:  # too few matched, so search twice as many
+        while len(found) < count and end > first:  # too few matched
             begin = max(first, end - step)
             found[:0] = readable(log, QueueRange(queue, begin, end), accept)
             end, step = begin, 2 * step
@@ -216,10 +212,7 @@ def _time(line: MessageLine) -> tuple[datetime, str, int]:
 
 
 def message_at_offset(log: Log, queue: Queue, offset: int) -> dict[str, Any]:
-    """Return all columns of a message. A body that does not decompress is returned compressed.
-
-    Raises `OffsetLost`, `OffsetNotYet`, `UnknownTopic`, `CorruptRecord`.
-    """
+    """A body that does not decompress is returned compressed."""
     wanted = QueueRange(queue, offset, offset + 1)
     spec = ReadSpec(_ALL_COLUMNS, message_filter("*"), unreadable="raw")
     rows = [row for batch in log.scan(wanted, spec) for row in batch.to_pylist()]

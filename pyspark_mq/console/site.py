@@ -52,7 +52,7 @@ class Site:
         return HTMLResponse(self.part(name, **values), status)
 
     def where(self, parameters: Parameters) -> tuple[Queue, int]:
-        """Return the message that a URL or a form names. Raises `InvalidArgument`, `UnknownTopic`."""
+        """Return the message that a URL or a form names."""
         queue = queue_named(self.log, parameters.get("topic", ""), parameters.get("queue", ""))
         offset = parameters.get("offset", "")
         if not offset.isdecimal() or len(offset) > _OFFSET_DIGITS:

@@ -1,7 +1,8 @@
 """The starts and ends of a query: options such as `startingOffsets` and `startingTimestamp`, resolved to offsets.
 
 As in Spark's Kafka source, a time takes precedence over times by queue, and these over offsets. Unlike there, values
-may be relative: "-1000" means the last 1,000 messages of each queue, and "-10 minutes" that long before planning.
+may be relative: "-1000" means the last 1,000 messages of each queue, and "-10 minutes" that long before planning. Every
+parser raises `OptionError`.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ class GroupPosition:
 
 
 def parse_offsets(option: str, text: str, group: str | None = None) -> StartOrEnd:
-    """group: the group that the value "group" means. Raises `OptionError`."""
+    """group: the group that the value "group" means."""
     word = text.strip().lower()
     if word in ("earliest", "latest"):
         return EarliestOrLatest(EARLIEST if word == "earliest" else LATEST)
@@ -162,7 +163,7 @@ def parse_offsets(option: str, text: str, group: str | None = None) -> StartOrEn
 
 
 def parse_time(option: str, text: str, unmatched: Strategy) -> Time:
-    """Parse ms since 1970, ISO 8601, or "-10 minutes". Raises `OptionError`."""
+    """Parse ms since 1970, ISO 8601, or "-10 minutes"."""
     word = text.strip()
     ago = milliseconds_of(word[1:]) if word.startswith("-") else None
     if ago is not None:
@@ -185,13 +186,12 @@ def parse_time(option: str, text: str, unmatched: Strategy) -> Time:
 
 
 def parse_times(option: str, text: str, unmatched: Strategy) -> TimesByQueue:
-    """Raises `OptionError`."""
     expected = f'{option} takes JSON such as {{"orders": {{"0": 1767225600000, "1": 1767225600000}}}} (ms since 1970)'
     return TimesByQueue(option, _json(expected, text, lowest=0), unmatched)
 
 
 def start_of(given: Mapping[str, str]) -> StartOrEnd | None:
-    """Return None if no option names a start. Raises `OptionError`."""
+    """Return None if no option names a start."""
     unmatched: Strategy = _strategy("startingOffsetsByTimestampStrategy", given)
     return _first_given(
         given,
@@ -204,7 +204,7 @@ def start_of(given: Mapping[str, str]) -> StartOrEnd | None:
 
 
 def end_of(given: Mapping[str, str]) -> StartOrEnd | None:
-    """Return None if no option names an end. Raises `OptionError`."""
+    """Return None if no option names an end."""
     return _first_given(
         given,
         {

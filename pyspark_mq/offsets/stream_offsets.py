@@ -213,9 +213,7 @@ def _refuse_newer(json_: Mapping[str, Any], known: tuple[str, ...]) -> None:
 
 
 class BatchStart(NamedTuple):
-    """starts: the begins to pin in the batch's end.
-    last: fingerprints of the messages before `begin`, if the previous offset has them.
-    """
+    """starts: the begins to pin in the batch's end. last: as far as the previous offset has them."""
 
     begin: Positions
     starts: Positions

@@ -93,7 +93,6 @@ ONCE_ON_A_CLUSTER = (
 
 
 def cluster_of(given: Mapping[str, str]) -> ClusterAddress:
-    """Raises `OptionError`."""
     for name, why in NOT_ON_A_CLUSTER.items():
         if given.get(name):
             raise OptionError(f"{name} does not work with nameServer: {why}")
@@ -111,12 +110,12 @@ def cluster_of(given: Mapping[str, str]) -> ClusterAddress:
 
 
 def broker_timeout(given: Mapping[str, str]) -> float:
-    """In seconds. Raises `OptionError`."""
+    """In seconds."""
     return duration("brokerTimeout", given.get("brokerTimeout", "10m"))
 
 
 def when_broker_missing(given: Mapping[str, str], *choices: str) -> str:
-    """The first of `choices` is the default. Raises `OptionError`."""
+    """The first of `choices` is the default."""
     return one_of(*choices)("whenBrokerMissing", given.get("whenBrokerMissing", choices[0]))
 
 
@@ -138,7 +137,7 @@ _OF_DATABRICKS = re.compile("^dbfs:/+", re.IGNORECASE)
 
 
 def address_of(options: Mapping[str, str]) -> LogAddress:
-    """options: by documented name. Raises `OptionError`."""
+    """options: by documented name."""
     named = [name for name in _KINDS if options.get(name)]
     if len(named) > 1:
         raise OptionError(f"{' and '.join(named)} exclude each other: a query reads or writes one log")

@@ -75,7 +75,7 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
-        """options: names in upper or lower case. Raises `OptionError`."""
+        """options: names in upper or lower case."""
         _refuse_options_of_writes(options)
         given = known_options(options, READ_OPTIONS, CLUSTER_NAMES)
         if "maxTriggerDelay" in given and "minOffsetsPerTrigger" not in given:
@@ -115,7 +115,7 @@ class SourceOptions:
         )
 
     def stream_start(self) -> StartOrEnd:
-        """Raises `OptionError` for options that a stream cannot have."""
+        """Refuses options that a stream cannot have."""
         if self.end is not None:
             raise OptionError(
                 "endingOffsets, endingTimestamp and endingOffsetsByTimestamp are for batch queries (spark.read). A "
@@ -159,7 +159,7 @@ class SourceOptions:
                 )
 
     def batch_limits(self) -> tuple[StartOrEnd, StartOrEnd]:
-        """Raises `OptionError` for options that a batch query cannot have."""
+        """Refuses options that a batch query cannot have."""
         start, end = self.start or EarliestOrLatest(EARLIEST), self.end or EarliestOrLatest(LATEST)
         _refuse("startingOffsets", start, LATEST, "latest (-1): a batch query would read no messages")
         _refuse("endingOffsets", end, EARLIEST, "earliest (-2): a batch query would read no messages")

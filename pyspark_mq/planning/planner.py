@@ -75,7 +75,7 @@ class Planner:
         return start
 
     def real_time_batch(self, start: StreamOffset) -> StreamOffset | None:
-        """Return the begin of the batch, or None if the query has no queue. Raises as `micro_batch`."""
+        """Return the begin of the batch, or None if the query has no queue."""
         begin = self._begin(start, self._options.hold_timeout_seconds)
         if begin is None:
             return None

@@ -1,6 +1,4 @@
-"""A record in the store's directory that a query of a consumer group runs, for commands and pages that show the
-group.
-"""
+"""A record in the store's directory that a query of a consumer group runs."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class OrderlyQueues(NoGroup):
         self._done: Positions | None = None  # the last committed positions
 
     def acquire(self, queues: Collection[Queue], timeout: float) -> bool:
-        """Return whether this query owns all of `queues`; otherwise it owns none. Waits up to `timeout` seconds.
+        """Acquire all of `queues` or none.
 
         Raises the errors of `Group.join`, and `QueuesTaken` if another query took over or `whenLocked` is `fail`.
         """

@@ -90,10 +90,8 @@ class Queues:
     def bounds_from(self, seen: Positions) -> dict[Queue, Bounds]:
         """Return the bounds of the subscribed queues, for a query that continues from `seen`.
 
-        Leaves out a deleted queue of `seen`, which is a loss. If a subscribed topic or queue does not exist and is not
-        in `seen`, this raises `SubscriptionError` with failOnDataLoss, and otherwise logs a warning. A queue of a
-        missing broker ends at its offset in `seen`. Raises `BrokerMissing` if the broker is missing for longer than
-        `brokerTimeout`.
+        Leaves out a deleted queue of `seen`, which is a loss. A queue of a missing broker ends at its offset in `seen`.
+        Raises `SubscriptionError`, and `BrokerMissing` if the broker is missing for longer than `brokerTimeout`.
         """
         topics = self._topics()
         try:

@@ -66,7 +66,7 @@ _MAX_BYTES = 64 << 20  # a batch may have any number of topics
 
 @dataclass(frozen=True)
 class Batch:
-    """rows: the number of rows for each topic.
+    """rows: by topic.
     run: the id of the query's run; "" if unknown.
     plan: see `plan_of`.
     consecutive: whether the query commits every batch; false in `foreachBatch`.

@@ -139,7 +139,6 @@ def _folder(owner: str, run: str) -> str:
 
 
 def run_of_batch(batch: int, attempt: str) -> str:
-    """Runs sort by their batch."""
     return f"{batch:019}-{attempt}"
 
 

@@ -43,10 +43,7 @@ _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 @dataclass(frozen=True)
 class TaskRows(WriterCommitMessage):
-    """rows: the number of rows for each topic.
-    file: the file with the staged rows, or "".
-    query, batch, run: ids for `OncePerBatch`.
-    """
+    """rows: by topic. file: with the staged rows, or "". query, batch, run: ids for `OncePerBatch`."""
 
     rows: Mapping[str, int]
     file: str = ""
@@ -56,8 +53,6 @@ class TaskRows(WriterCommitMessage):
 
 
 class RowDelivery(Protocol):
-    """How the rows of a write become messages, see the module."""
-
     def prepare(self) -> None:
         """Prepare a write, in the driver before the tasks. Raises errors that would fail all tasks."""
 
@@ -158,8 +153,7 @@ class AllOrNothing:
 class OncePerBatch(AllOrNothing):
     """Writes a micro-batch of a streaming query once: the stream's own write, or one in its `foreachBatch`.
 
-    The query id in the checkpoint identifies the query. In `foreachBatch`, `producerGroup` distinguishes several writes
-    of one batch, and a write may skip batches.
+    In `foreachBatch`, `producerGroup` distinguishes several writes of one batch, and a write may skip batches.
     """
 
     @property

@@ -46,8 +46,7 @@ class Epochs:
     def partitions(self, epoch: EpochOffset, member: str | None) -> list[InputPartition]:
         """Return the tasks of a batch, which depend only on its offset.
 
-        member: the member id of an orderly query. If the query no longer has `realTime`, replayed tasks read the
-        present messages without waiting.
+        If the query no longer has `realTime`, replayed tasks read the present messages without waiting.
         """
         seconds = self._options.batch_duration_seconds if self._options.real_time else 0.0
         now, boot_id = time.monotonic(), current_boot_id()
@@ -78,11 +77,7 @@ class Epochs:
         return StreamOffset(reached, starts=reached, last=last)
 
     def mark_passed(self, before: EpochOffset, end: StreamOffset | EpochOffset) -> None:
-        """If another run of the query planned `end`, note in the ledger that the query has continued after the run of
-        `before`.
-
-        Spark has to have logged `end`.
-        """
+        """If another run of the query planned `end`, note that the query has continued after the run of `before`."""
         if not isinstance(end, EpochOffset) or end.reader != before.reader:
             self._ledger.mark_passed(before.reader)
             self._ledger.prune()

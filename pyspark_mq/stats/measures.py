@@ -42,11 +42,9 @@ class Extent(NamedTuple):
 
 
 class LogFiles(NamedTuple):
-    """The files of the commit log.
-
-    published: bytes appended since the log was created. segments: number of segment files. length: total bytes of these
-    files, which are sparse. taken: bytes that they occupy on disk. dispatch_lag: published bytes that have no queue
-    entries yet, as RocketMQ defines it.
+    """published: bytes appended since the log was created.
+    length: total bytes of the segment files, which are sparse. taken: bytes that they occupy on disk.
+    dispatch_lag: published bytes that have no queue entries yet, as RocketMQ defines it.
     """
 
     published: int
@@ -105,10 +103,8 @@ def deliverer(store: MessageStore) -> Holder | None:
 
 
 class GroupLag(NamedTuple):
-    """The lag of a group in a queue.
-
-    offset: the next one to read; None if the group never committed one. end: the queue's max offset. messages: the
-    number of messages that the group has not read.
+    """offset: the next one to read; None if the group never committed one. end: the queue's max offset. messages:
+    unread.
     """
 
     group: str
@@ -203,10 +199,8 @@ def running_queries(root: Path) -> list[RunningQuery]:
 
 
 class Look(NamedTuple):
-    """The numbers of a store or a cluster at one time.
-
-    at: `time.monotonic()`. log: None for a cluster. deliverer: the process that delivers delayed messages. missing:
-    brokers that do not answer; their queues are as at the last look.
+    """at: `time.monotonic()`. log: None for a cluster. deliverer: the process that delivers delayed messages.
+    missing: brokers that do not answer; their queues are as at the last look.
     """
 
     at: float
