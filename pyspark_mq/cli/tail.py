@@ -15,8 +15,6 @@ from store.model.log_protocol import Unreadable
 
 
 class Printer:
-    """Prints up to `count` messages. printed: how many so far."""
-
     def __init__(self, out: BinaryIO, kind: PrintFormat, count: int | None) -> None:
         self.printed = 0
         self._out = out

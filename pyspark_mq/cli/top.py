@@ -64,7 +64,6 @@ def top(store: str, interval: float, looks: int | None, *, show_all: bool) -> No
 
 
 def lags_by_topic(now: Look) -> Counter[tuple[str, str]]:
-    """Count unread messages by group and topic."""
     behind: Counter[tuple[str, str]] = Counter()
     for each in now.groups.values():
         behind[each.group, each.queue.topic] += each.messages

@@ -68,12 +68,11 @@ def apply_reset(address: LogAddress, reset: GroupReset) -> None:
 
 
 def members_of(address: LogAddress, group: str) -> list[MemberInfo]:
-    """Return [] if the log keeps no groups."""
     return address.group(group).members() if isinstance(address, HasGroups) else []
 
 
 def queries_of(address: LogAddress, group: str | None = None) -> list[RunningQuery]:
-    """group: None for any. Return [] for a log without a directory."""
+    """group: None for any."""
     found = [] if address.directory is None else running_queries(Path(address.directory))
     return [each for each in found if group in (None, each.group)]
 

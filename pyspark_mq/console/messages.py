@@ -72,7 +72,6 @@ class MessageSearch:
         return urlencode({"topic": self.topic, **given})
 
     def at(self, offset: int) -> MessageSearch:
-        """Return the same search from another offset."""
         return replace(self, place=str(max(0, offset)))
 
 

@@ -191,7 +191,6 @@ def parse_times(option: str, text: str, unmatched: Strategy) -> TimesByQueue:
 
 
 def start_of(given: Mapping[str, str]) -> StartOrEnd | None:
-    """Return None if no option names a start."""
     unmatched: Strategy = _strategy("startingOffsetsByTimestampStrategy", given)
     return _first_given(
         given,
@@ -204,7 +203,6 @@ def start_of(given: Mapping[str, str]) -> StartOrEnd | None:
 
 
 def end_of(given: Mapping[str, str]) -> StartOrEnd | None:
-    """Return None if no option names an end."""
     return _first_given(
         given,
         {

@@ -10,9 +10,8 @@ the previous batch: if the queue is read for the first time, or after lost messa
 first batch could begin elsewhere, because Spark asks for the initial offset again, and "latest" moves.
 
 `$last` has the fingerprint of each queue's last message before the next offset: log offset (bytes) and store time (ms).
-If another message is at this place now, the topic was recreated, the store was restored from a backup, or a crash lost
-unflushed messages. A queue without a readable last message is left out. `$last` is always present, to distinguish these
-offsets from other sources'.
+If another message is at this place now, the queue was replaced. A queue without a readable last message is left out.
+`$last` is always present, to distinguish these offsets from other sources'.
 
 Topic names contain no `$`. An unknown key that begins with `$` was written by a newer version.
 
@@ -62,7 +61,7 @@ def to_json(positions: Mapping[Queue, int | list[int]]) -> OffsetJson:
 
 
 def positions_from_json(json_: Any, lowest: int = 0) -> Positions:
-    """lowest: of the offsets. Raises `ValueError`."""
+    """Raises `ValueError`."""
     return _by_queue(json_, "an offset", lambda value: value if is_long(value, lowest) else None)
 
 

@@ -115,7 +115,6 @@ def broker_timeout(given: Mapping[str, str]) -> float:
 
 
 def when_broker_missing(given: Mapping[str, str], *choices: str) -> str:
-    """The first of `choices` is the default."""
     return one_of(*choices)("whenBrokerMissing", given.get("whenBrokerMissing", choices[0]))
 
 

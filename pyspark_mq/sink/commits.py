@@ -133,7 +133,6 @@ class MarkFile:
             ) from error
 
     def write(self, mark: Mark) -> None:
-        """Raises `CommitError`."""
         try:
             write_file(self._path, encode(mark))
         except OSError as error:

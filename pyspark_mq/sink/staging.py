@@ -46,14 +46,12 @@ class Staging:
         self._path = path
 
     def prepare(self) -> None:
-        """Check that the path is writable."""
         with self._writable() as objects:
             with objects.writing(_MADE):
                 pass
             objects.delete(_MADE)
 
     def begin(self, owner: str, run: str) -> None:
-        """Create the folder of a run, unless it exists."""
         made = f"{_folder(owner, run)}/{_MADE}"
         with self._writable() as objects, objects.writing(made):
             pass

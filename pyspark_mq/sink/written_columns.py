@@ -94,7 +94,7 @@ def sink_schema(with_topic: bool) -> StructType:
 
 
 def check_schema(schema: StructType, topic: str | None) -> None:
-    """topic: the option `topic`, or None. Raises `SchemaError`."""
+    """topic: the option `topic`. Raises `SchemaError`."""
     names = schema.fieldNames()
     for field in schema.fields:
         kind = SINK_COLUMNS.get(field.name)

@@ -36,7 +36,7 @@ class Epochs:
         self._slots: int | None = None  # Spark's task slots, as reported by the tasks of the last batch
 
     def following(self, begin: StreamOffset, before: StreamOffset | EpochOffset) -> EpochOffset:
-        """Return the real-time batch that follows the batch `before` and begins at `begin`. Raises `LedgerError`."""
+        """Raises `LedgerError`."""
         number, planner = (before.epoch + 1, before.reader) if isinstance(before, EpochOffset) else (0, None)
         if planner != self._reader_id:
             self._ledger.prepare(self._reader_id)

@@ -101,7 +101,6 @@ class RangeReader:
         schema: StructType,
         arrival_timeout_seconds: float = ARRIVAL_TIMEOUT_SECONDS,
     ) -> None:
-        """Raises `SchemaError`."""
         self._options = options
         columns, self._arrow_schema = projection(schema, null_bodies=options.unreadable == "null")
         self._spec = ReadSpec(

@@ -243,7 +243,7 @@ def look_at_cluster(log: Log, before: Look | None) -> Look:
 
 
 def rate_in(before: Look | None, now: Look, queue: Extent) -> float | None:
-    """In messages per second. Return None if the first look has no such queue."""
+    """In messages per second."""
     earlier = None if before is None else before.queues.get(queue.queue)
     if before is None or earlier is None:
         return None
@@ -251,7 +251,7 @@ def rate_in(before: Look | None, now: Look, queue: Extent) -> float | None:
 
 
 def rate_out(before: Look | None, now: Look, lag: GroupLag) -> float | None:
-    """In messages per second. Return None if a look has no offset of the group."""
+    """In messages per second."""
     earlier = None if before is None else before.groups.get((lag.group, lag.queue))
     if before is None or earlier is None or earlier.offset is None or lag.offset is None:
         return None

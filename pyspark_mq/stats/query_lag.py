@@ -93,7 +93,7 @@ def of_query(of_sources: Iterable[Mapping[Queue, QueryLag]]) -> dict[Queue, Quer
 
 
 def total(by_queue: Mapping[Queue, QueryLag]) -> QueryLag:
-    """Sum messages and bytes, and take the longest time. A field is None if it is unknown for any queue."""
+    """The time is the longest. A field is None if it is unknown for any queue."""
     sizes = [lag.bytes for lag in by_queue.values()]
     times = [lag.seconds for lag in by_queue.values() if lag.seconds is not None]
     return QueryLag(

@@ -61,7 +61,7 @@ class Archived(NamedTuple):
 
 
 class Piece:
-    """A part of a queue: one segment of its log and one of its entries."""
+    """One segment of a queue's log and one of its entries."""
 
     def __init__(self, archived: ArchivedQueue, offset: int, old: tuple[bytes, bytes] | None = None) -> None:
         """offset: of the first message. old: the queue's last segments (log, entries), if this piece rewrites them."""

@@ -89,11 +89,10 @@ class ArchivePlace:
         return found[0]
 
     def look_again(self) -> None:
-        """Discard cached metadata, so that the next `load` reads the object. This class has no cache."""
+        """Discard cached metadata; this class has none."""
 
     def load(self) -> Catalog | None:
-        """Return the current catalog, None if there are no metadata. It is the same object as before if they are
-        unchanged.
+        """Return None if there are no metadata, and the same object until they change.
 
         Raises `CorruptStore`, `ObjectsUnavailable`.
         """

@@ -38,9 +38,9 @@ class Deletion:
         self._topics = Topics(root)
 
     def delete(self, topic: str, ends: Sequence[int]) -> None:
-        """ends: end offset of each queue.
+        """The topic must exist, all published messages be flushed, and unfinished appends undone.
 
-        All published messages must be flushed, and unfinished appends undone. Raises `CorruptStore`.
+        ends: end offset of each queue. Raises `CorruptStore`.
         """
         with system_errors(self._root):
             check_producer_progress(
