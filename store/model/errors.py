@@ -44,15 +44,15 @@ class StoreLocked(StoreError):
 
 
 class StoreBusy(StoreError):
-    """The append lock was not acquired within `lockTimeoutMillis`. Nothing was appended; the call can be retried."""
+    """The append lock was not acquired within `lockTimeoutMillis`. Nothing was appended; retry the call."""
 
 
 class BufferFull(StoreError):
-    """A producer's buffer stayed full for too long. The message was not taken; the call can be retried."""
+    """A producer's buffer stayed full. The message was not taken; retry the call."""
 
 
 class StoreNotOpen(StoreError):
-    """A store, a watch or a hold service is not open in this process, or cannot be copied to another one."""
+    """A store, watch or hold service is not open in this process, or cannot be copied to another."""
 
 
 class StoreClosed(StoreNotOpen):
@@ -60,7 +60,7 @@ class StoreClosed(StoreNotOpen):
 
 
 class StoreForked(StoreNotOpen):
-    """A call of a handle that the parent process opened before it forked this process."""
+    """A call of a handle that was opened before this process was forked."""
 
 
 class StoreReplaced(StoreNotOpen):
@@ -75,7 +75,7 @@ class ReadOnlyStore(StoreError):
 
 
 class StoreFull(StoreError, OSError):
-    """The device has no space left. Nothing was appended; the call can be retried."""
+    """The device is full. Nothing was appended; retry the call."""
 
 
 class FlushFailed(StoreError):
@@ -88,7 +88,7 @@ class FlushFailed(StoreError):
 
 
 class StoreUnavailable(StoreError, OSError):
-    """A system call failed. `__cause__` is the `OSError`; `errno` is the same."""
+    """A system call failed; see `__cause__` and `errno`."""
 
     def advising(self, advice: str) -> StoreUnavailable:
         error = type(self)(f"{self}, {advice}")
@@ -124,7 +124,7 @@ class QueuesPassedOver(ArchiveError):
 
 
 class ObjectsUnavailable(StoreError):
-    """The directory or object store of an archive, a ledger or staged rows refused a request or did not answer."""
+    """The directory or object store of an archive, a ledger or staged rows failed or did not answer."""
 
 
 class UnknownTopic(StoreError):
@@ -208,7 +208,7 @@ class Unreachable(RemotingError):
 
 
 class BrokerMissing(Unreachable):
-    """A broker of a cluster did not answer within the timeout. Its messages can be read when it is back."""
+    """A broker did not answer in time. Its messages can be read when it is back."""
 
     @classmethod
     def of(cls, address: object, missing: Iterable[object]) -> BrokerMissing:
