@@ -9,14 +9,13 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.offsets.stream_offsets import EpochOffset, StreamOffset, positions_from_json
-from store import OffsetLost, OffsetNotYet, UnknownTopic
+from store import OffsetLost, OffsetNotYet, StoreError, UnknownTopic
 from store.model.log_protocol import Log, LogAddress, LogLook, Positions, Queue, QueueRange, ReadSpec
 from store.read.filters import TagFilter
 
@@ -150,14 +149,15 @@ class LagListener(StreamingQueryListener):
         self, log: LogAddress | None = None, *, every: float = 10.0, registry: CollectorRegistry | None = None
     ) -> None:
         """log: the address of the log that the queries read. Without it, bytes, seconds and missing brokers are not
-        reported.
+        reported. The listener opens the log for the first progress, and closes it when the last query ends.
         """
-        self._log = log
+        self._address = log
+        self._log: Log | None = None
         self._every = every
         self._told: dict[str, float] = {}  # `time.monotonic()` of the last log line, by query
         self._gauges = _gauges(registry) if registry is not None else []
         self._missing = _gauge_of_brokers(registry) if registry is not None else None
-        self._series: dict[str, set[tuple[Gauge, Labels]]] = {}  # by query id
+        self._series: dict[str, set[tuple[Gauge, Labels]]] = {}  # of each running query, by its id
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         pass
@@ -186,25 +186,37 @@ class LagListener(StreamingQueryListener):
                 self._told[query] = now
                 without = f"; missing brokers: {', '.join(missing)}" if missing else ""
                 _logger.info("Query %s is behind by %s%s", query, described(by_queue), without)
-        self._keep(str(progress.id), series)
+        self._remove(self._series.get(str(progress.id), set()) - series)
+        self._series[str(progress.id)] = series
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         self._told.clear()
-        self._keep(str(event.id), set())
+        self._remove(self._series.pop(str(event.id), set()))
+        if not self._series:
+            self._close()
 
-    def _keep(self, query: str, series: set[tuple[Gauge, Labels]]) -> None:
-        for gauge, labels in self._series.pop(query, set()) - series:
+    def _remove(self, series: set[tuple[Gauge, Labels]]) -> None:
+        for gauge, labels in series:
             gauge.remove(*labels)
-        if series:
-            self._series[query] = series
 
     def _looked(self, sources: Sequence[Mapping[str, Any]]) -> tuple[dict[Queue, QueryLag], list[str]]:
         """Return the lags, and the names of the missing brokers."""
-        if self._log is None:
+        if self._address is None:
             return of_query(map(query_lags, sources)), []
-        with closing(self._log.open()) as log:
+        if self._log is None:
+            self._log = self._address.open()  # it stays open, because it warns of a missing broker once
+        log = self._log
+        try:
             by_queue = of_query(query_lags(source, log) for source in sources)
             return by_queue, [*log.look(by_queue).missing]
+        except StoreError:  # such as `StoreReplaced`: the next progress opens the log again
+            self._close()
+            raise
+
+    def _close(self) -> None:
+        if self._log is not None:
+            self._log.close()
+            self._log = None
 
 
 def _gauges(registry: CollectorRegistry) -> list[Gauge]:

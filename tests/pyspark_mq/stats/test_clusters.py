@@ -21,7 +21,7 @@ from store.model.log_protocol import Log, Queue
 from tests.pair import Pair
 
 if TYPE_CHECKING:
-    from pyspark.sql.streaming.listener import QueryProgressEvent
+    from pyspark.sql.streaming.listener import QueryProgressEvent, QueryTerminatedEvent
 
 A, B = (Queue("t", 0, broker=broker) for broker in "ab")
 
@@ -107,3 +107,32 @@ def test_listener_reports_missing_broker(pair: Pair, caplog: pytest.LogCaptureFi
     assert registry.get_sample_value("mq_missing_broker", {"query": "slow", "broker": "b"}) == 1
     assert registry.get_sample_value("mq_missing_broker", {"query": "slow", "broker": "a"}) is None
     assert "Query slow is behind by 4 messages (t/b:0 3, t/a:0 1); missing brokers: b" in caplog.messages
+    listener.onQueryTerminated(cast("QueryTerminatedEvent", SimpleNamespace(id="one")))
+    assert registry.get_sample_value("mq_missing_broker", {"query": "slow", "broker": "b"}) is None
+
+
+def test_listener_warns_once_of_an_outage(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    pair.serving["b"].close()
+    ends = '{"t": {"a:0": 5, "b:0": 5}}'
+    sources = [{"endOffset": '{"t": {"a:0": 4, "b:0": 2}, "$last": {}}', "latestOffset": ends}]
+    listener = LagListener(ClusterAddress.parse(f"{pair.names}?brokers=a,b"))
+
+    def warnings() -> int:
+        return sum("broker b has been missing since" in message for message in caplog.messages)
+
+    def progress(query: str) -> None:
+        event = SimpleNamespace(progress=SimpleNamespace(name=query, id=query, sources=sources))
+        listener.onQueryProgress(cast("QueryProgressEvent", event))
+
+    def terminate(query: str) -> None:
+        listener.onQueryTerminated(cast("QueryTerminatedEvent", SimpleNamespace(id=query)))
+
+    for query in ("one", "other", "one"):
+        progress(query)
+    terminate("other")
+    progress("one")
+    assert warnings() == 1
+    terminate("one")
+    progress("next")
+    assert warnings() == 2
+    terminate("next")
