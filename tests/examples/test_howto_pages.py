@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.examples.schema_registry import schema_registry
 from tests.pyspark_mq.cli.process import SCRIPT, TIMEOUT_SECONDS, run
 from tests.pyspark_mq.cli.test_page import examples, matches
 
@@ -20,6 +22,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted((DOCS / "howto").glob("*.md"))
 BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 MOST_WORDS = 600
+REGISTRY = "http://registry:8081"
 ELSEWHERE = ("nameServer", "s3://", "from_avro", "delta", "import pytest")  # in blocks that tests cannot run
 
 
@@ -45,13 +48,21 @@ def command(line: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.fixture(scope="module")
+def registry() -> Iterator[str]:
+    with schema_registry() as address:
+        yield address
+
+
 @each_page
 def test_blocks_run(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    page: Path, tmp_path: Path, registry: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
-    found = [(language, text.replace("/data", str(tmp_path))) for language, text in blocks(page)]
+    found = [
+        (language, text.replace("/data", str(tmp_path)).replace(REGISTRY, registry)) for language, text in blocks(page)
+    ]
     names: dict[str, Any] = {}
     if any(language == "python" and "spark." in text for language, text in found):
         names["spark"] = request.getfixturevalue("spark")
