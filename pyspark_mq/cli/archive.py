@@ -144,8 +144,8 @@ def _archive(
 def restore(archive: str, store: str, topics: tuple[str, ...], begin: int | None, end: int | None) -> None:
     """Create the directory STORE from ARCHIVE.
 
-    ARCHIVE is a directory, or a URL such as s3://bucket/mq. The new store has the same topics, queues, offsets and
-    times, also if only a part is restored. A RocketMQ broker can use it.
+    ARCHIVE is a directory, or a URL such as s3://bucket/mq. Restored messages keep their topics, queues, offsets and
+    times. A RocketMQ broker can use the new store.
     """
     root = StoreDirectory.at(store).root
     with (

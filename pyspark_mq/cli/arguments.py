@@ -96,7 +96,8 @@ def _store(ctx: click.Context, param: click.Parameter, value: str) -> str:
     if value.startswith(SCHEME):
         raise click.ClickException(
             f"{value}: this is a cluster, and this command needs a store's directory. For a cluster, use RocketMQ's "
-            "mqadmin. Of pyspark-mq, stats, top, tail, export, query --time, groups list and groups show work with one"
+            "mqadmin, or one of these pyspark-mq commands: stats, top, tail, export, query --time, groups list, groups "
+            "show"
         )
     return _store_or_cluster(ctx, param, value)
 

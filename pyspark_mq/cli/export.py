@@ -141,7 +141,8 @@ def export(
     """Write the messages of TOPIC to a Parquet, Arrow or JSON file.
 
     They are in the order of queues. The file appears when it is complete. 'send --json' can send a JSON file. STORE is
-    a directory; an archive, by its directory or URL; or a cluster, by its name servers: rocketmq://10.0.0.1:9876.
+    the directory of a store, the directory or URL of an archive, or the name servers of a cluster:
+    rocketmq://10.0.0.1:9876.
     """
     if columns is not None and kind == "jsonl":
         raise click.UsageError(

@@ -62,8 +62,8 @@ def query(
 ) -> None:
     """Find messages of TOPIC by key or id, or offsets by time.
 
-    The exit code is 1 if no message is found. STORE is a directory; an archive, by its directory or URL; or, with
-    --time, a cluster, by its name servers: rocketmq://10.0.0.1:9876.
+    The exit code is 1 if no message is found. STORE is the directory of a store, or the directory or URL of an archive.
+    With --time it can be the name servers of a cluster: rocketmq://10.0.0.1:9876.
     """
     if [key, msg_id, timestamp].count(None) != 2:
         raise click.UsageError("Give exactly one of --key, --id and --time")

@@ -47,10 +47,10 @@ class SentLines:
             self.append(store, table.slice(0, middle))
             self.append(store, table.slice(middle))
         except StoreError as error:
-            raise click.ClickException(f"{error}; {self}") from error
+            raise click.ClickException(f"{error} ({self})") from error
 
     def wrong_line(self, error: Exception) -> click.ClickException:
-        return click.ClickException(f"line {self.lines + 1:,}: {error}; {self}")
+        return click.ClickException(f"line {self.lines + 1:,}: {error} ({self})")
 
 
 def rows_of(lines: list[bytes], row: Callable[[bytes], Row]) -> tuple[list[Row], ValueError | None]:

@@ -102,9 +102,9 @@ def tail(
 ) -> None:
     """Print the messages of TOPIC, and wait for new ones.
 
-    Ctrl-C, --until-end, --to or -n end the command. The order is that of appending. An offset applies to every queue.
-    'send --json' can send the lines of --json. STORE is a directory; an archive, by its directory or URL; or a cluster,
-    by its name servers: rocketmq://10.0.0.1:9876.
+    Messages are printed in the order of their appends. Ctrl-C, --until-end, --to or -n end the command. An offset
+    applies to every queue. 'send --json' can send the lines that --json prints. STORE is the directory of a store, the
+    directory or URL of an archive, or the name servers of a cluster: rocketmq://10.0.0.1:9876.
     """
     if waits and end is not None:
         raise click.UsageError("--to and --follow exclude each other. Give one of them")

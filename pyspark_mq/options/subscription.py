@@ -13,13 +13,14 @@ from pyspark_mq.offsets.stream_offsets import queue_of
 from store.format.strict_json import decode_unique
 from store.format.topic_names import check_topic_name, is_internal_topic
 from store.model.errors import InvalidTopic
+from store.model.integers import counted
 from store.model.log_protocol import Queue
 
-_NAMED = 5  # topics listed in an error message
+_NAMED = 20  # topics listed in an error message
 _COMPARED = 100  # most topics to compare for a suggestion: each takes 40 us, and a query may do it at every arrival
 _CREATE = (
-    "Create the topic first (pyspark-mq topic create; mqadmin updateTopic), or use subscribePattern, which adds "
-    "topics as they are created"
+    "Create the topic first (pyspark-mq topic create; mqadmin updateTopic; for more queues: pyspark-mq topic alter), "
+    "or use subscribePattern, which adds topics as they are created"
 )
 
 
@@ -70,7 +71,7 @@ class SubscribedQueues:
         named = {queue.topic for queue in known}
         absent = [topic for topic in self.topics or () if topic not in named and topic not in topics]
         if missing := missing + absent:
-            existing = ", ".join(f"{topic} ({len(queues)} queues)" for topic, queues in sorted(topics.items()))
+            existing = _some([f"{topic} ({counted(len(each), 'queue')})" for topic, each in sorted(topics.items())])
             advice = next(filter(None, map(_why_invalid, absent)), _CREATE)
             raise SubscriptionError(
                 f"The log has no {', '.join(missing)}; it has {existing or 'no topics'}. "

@@ -39,7 +39,7 @@ def group(name: str, text: str) -> str:
 
 def milliseconds(name: str, text: str) -> int:
     if not (_WHOLE.fullmatch(text.strip()) and int(text) <= 1000 * _MOST_SECONDS):
-        raise OptionError(f"{name} takes milliseconds, a whole number from 0 to 24 days, got {_short(text)}")
+        raise OptionError(f"{name} takes a whole number of milliseconds, at most 24 days, got {_short(text)}")
     return int(text)
 
 

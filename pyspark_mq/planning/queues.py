@@ -32,7 +32,7 @@ def check_before_planning(options: SourceOptions) -> None:
 
 
 class Queues:
-    """The subscribed queues of a query. Every call reads the log anew, because other processes append to it."""
+    """The subscribed queues of a query. Their bounds are not cached, because other processes append to the log."""
 
     def __init__(self, log: Log, options: SourceOptions) -> None:
         self._log = log

@@ -155,7 +155,8 @@ class HeldReader:
             if reached[queue] > end:
                 raise LedgerError(
                     f"{queue}: this attempt read up to {reached[queue]}, but another attempt at the same task "
-                    f"recorded {end}. Run the task again: it reads the recorded range"
+                    f"recorded {end}. If Spark does not repeat the task, restart the query: the task then reads the "
+                    "recorded range"
                 )
             missing = QueueRange(queue, reached[queue], end)
             yield from self._range_reader.scan(log, missing, RangeTask((missing,), record.next, record.last))

@@ -137,9 +137,9 @@ class Ledger:
         found = self.find(name, record.next)
         if found is None and not is_first:
             raise LedgerError(
-                f"{self}/{path}: another attempt at this task wrote this file, but it cannot be read yet. Run the "
-                "task again. If this repeats, set ledgerPath to a directory in which each machine sees the files of "
-                "the others"
+                f"{self}/{path}: another attempt at this task wrote this file, but it cannot be read yet. If Spark "
+                "does not repeat the task, restart the query. If this error comes again, set ledgerPath to a directory "
+                "in which each machine sees the files of the others"
             )
         return found or record
 

@@ -162,7 +162,7 @@ class StoreLock(Opened):
         if self.is_inside:
             raise StoreLocked(
                 f"{self._path.parent}: MessageStore is not re-entrant: a signal handler or a callback called it during "
-                "another call in the same thread. Call it after that, or from another thread"
+                "another call in the same thread. Make the second call later, or in another thread"
             )
 
     def _acquire_byte(self, since: float, timeout: float) -> None:

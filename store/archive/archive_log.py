@@ -364,8 +364,9 @@ class ArchiveLog:
         catalog = self._place.load()
         if catalog is None:
             raise NoArchive(
-                f"{self._place.url}: the archive's metadata was deleted. Restore {self._place.metadata} from a copy, "
-                "or begin a new archive"
+                f"{self._place.url}: the archive's metadata was deleted. Restore {self._place.metadata} from a copy. "
+                "Without a copy, begin a new archive: delete the line 'archive' in the store's config/store.conf, then "
+                "archive to another URL"
             )
         if known is None or known.catalog is not catalog:
             known = self._known = ArchivedQueues(self._place, catalog)

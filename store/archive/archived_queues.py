@@ -36,8 +36,7 @@ class ArchivedQueues:
         minimum, maximum = it.min_offset(), it.archived.max_offset
         if wanted.start < minimum and wanted.length:
             raise OffsetLost(
-                f"{where}: offsets {wanted.start} to {min(wanted.end, minimum)} are not archived. The oldest "
-                f"archived offset is {minimum}"
+                f"{where}: offset {wanted.start} is not archived. Begin at offset {minimum}, the oldest archived one"
             )
         if wanted.end > maximum:
             raise OffsetNotYet(

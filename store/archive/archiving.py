@@ -251,7 +251,8 @@ class Archiving:
                 known = start - 1, before
             if not can_have(self._log, of_store, *known):
                 raise ArchiveOfAnother(
-                    f"before offset {start}, where archiving continues, the store has another message than the archive"
+                    f"the store's message before offset {start} is not the archived one, so archiving cannot continue "
+                    "there"
                 )
             if piece is None:
                 piece = self._next_piece(queue, start)

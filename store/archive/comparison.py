@@ -248,7 +248,8 @@ def of_another(url: str, catalog: Catalog, reasons: Mapping[Queue, StoreError]) 
 
 
 _FORGET = (
-    "If a topic has fewer queues than before, messages of it are missing between the archive and the store, or a "
-    "RocketMQ broker restarted it, delete the topic from the archive and archive it again: pyspark-mq archive STORE "
-    "--forget TOPIC. To keep a copy of the archived messages, run pyspark-mq restore first"
+    "A topic cannot continue in the archive if messages were deleted before they were archived, if a RocketMQ broker "
+    "restarted the topic, if it was recreated with fewer queues, or if the store was restored from an older backup. "
+    "Delete such a topic from the archive and archive it again: pyspark-mq archive STORE --forget TOPIC. To keep its "
+    "archived messages, run pyspark-mq restore first"
 )

@@ -44,7 +44,9 @@ class FlatFile:
             if first < last:
                 parts.append(self._of_segment(path, first - segment.base, last - segment.base))
         if sum(map(len, parts)) != end - begin:
-            raise OffsetLost(f"{self.where}: bytes {begin} to {end} are not archived any more")
+            raise OffsetLost(
+                f"{self.where}: bytes {begin} to {end} were deleted from the archive. Read on from a later offset"
+            )
         return b"".join(parts)
 
     def view(self, begin: int, end: int) -> Bytes:
@@ -55,13 +57,14 @@ class FlatFile:
             data = self._objects.read(path, begin, end)
         except FileNotFoundError as error:
             raise OffsetLost(
-                f"{self._objects.url}/{path}: this object was deleted. If retention did not delete it, restore it "
-                "from a copy"
+                f"{self._objects.url}/{path}: this object was deleted, by retention or by mistake. Read on from a "
+                "later offset, or restore an object that was deleted by mistake from a copy"
             ) from error
         if len(data) != end - begin:
             raise CorruptSegment(
                 f"{self._objects.url}/{path}: this object ends before byte {end}, although the metadata says that "
-                "it has more bytes. It was changed or truncated: restore it from a copy"
+                "it has more bytes. It was changed or truncated: restore it from a copy, or read on from a later "
+                "offset"
             )
         return data
 
@@ -185,7 +188,10 @@ class FlatQueue:
         """
         data = self._entries_file.read(begin, end)
         if (np.frombuffer(data[: CQ_ENTRY.itemsize], CQ_ENTRY)["physical_offset"] >= self._end).any():
-            raise OffsetLost(f"{self._entries_file.where}: bytes {begin} to {end} are not archived any more")
+            raise OffsetLost(
+                f"{self._entries_file.where}: bytes {begin} to {end} were deleted from the archive. Read on from a "
+                "later offset"
+            )
         return data
 
     def _first_with_record(self, first: int, end: int) -> int:

@@ -149,8 +149,9 @@ def _verified(message: StoredMessage) -> StoredMessage | StoreError:
     if PROPERTY_PRODUCER_GROUP in said and said.get(PROPERTY_TRANSACTION_ID, message.msg_id) == message.msg_id:
         return message
     return CorruptRecord(
-        f"{HALF_TOPIC}, queue offset {message.queue_offset}: the properties of this transaction's message are "
-        f"damaged: they lack a producer group, or name two transactions: {said}"
+        f"{HALF_TOPIC}, queue offset {message.queue_offset}: the properties of this transaction's message are damaged, "
+        f"because they name no producer group, or another transaction: {said}; restore the segment from a copy, or "
+        "send the message again"
     )
 
 

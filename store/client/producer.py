@@ -76,7 +76,7 @@ class Producer(Opened):
         owns = not isinstance(store, MessageStore)
         self._cluster = _cluster(store)
         if name is not None and self._cluster is not None:
-            raise UnsupportedStore(f"{self._cluster.path}: a producer of a cluster cannot have a name. Remove name")
+            raise UnsupportedStore(f"{self._cluster.path}: a producer of a cluster cannot have a name. Remove the name")
         self._store = self._cluster or _opened(store)
         what = f"{self._store.path}: producer" + ("" if name is None else f" {name!r}")
         more = "" if name is None else f", {name!r}"

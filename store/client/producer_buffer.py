@@ -78,8 +78,8 @@ class Buffer:
 
     def _locked(self) -> StoreLocked:
         return StoreLocked(
-            f"{self._what}: a signal handler called it during send in the same thread. Let the handler set a flag or "
-            "raise an exception instead"
+            f"{self._what}: a signal handler called this producer during send in the same thread. Let the handler set "
+            "a flag or raise an exception instead"
         )
 
     def _closed(self) -> StoreClosed:

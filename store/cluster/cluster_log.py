@@ -160,13 +160,13 @@ class ClusterLog:
         is_whole = self._bounds.is_from_master(wanted.queue)  # otherwise pulls wait for messages that the slave lacks
         if is_whole and wanted.start < there.min_offset and wanted.length:
             raise OffsetLost(
-                f"{self._address}: {wanted.queue}, offsets {wanted.start} to {min(wanted.end, there.min_offset)} "
-                f"were deleted. The oldest offset is {there.min_offset}"
+                f"{self._address}: {wanted.queue}: offset {wanted.start} was deleted. Begin at offset "
+                f"{there.min_offset}, the oldest one"
             )
         if is_whole and wanted.end > there.max_offset:
             raise OffsetNotYet(
-                f"{self._address}: {wanted.queue} ends at offset {there.max_offset}, but is to be read up to "
-                f"{wanted.end}. The topic may have been recreated, or the queue truncated"
+                f"{self._address}: {wanted.queue}: asked for messages up to offset {wanted.end}, but the queue ends at "
+                f"{there.max_offset}. The topic may have been recreated, or the queue truncated"
             )
         yield from decoded(pull(self._brokers, wanted), wanted, spec)
 

@@ -44,7 +44,7 @@ class Presence:
         self.members = [entry.id]
         if not self.masters():
             raise UnknownTopic(
-                f"{what}: no master has topic {' or '.join(self._topics)}. Create the topic, or start its broker"
+                f"{what}: no master broker has topic {' or '.join(self._topics)}. Create the topic, or start its broker"
             )
         self._beat()
         self.look()

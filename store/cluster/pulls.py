@@ -199,8 +199,8 @@ class _Pulls:
     def _missing(self, wanted: QueueRange, header: Pulled) -> OffsetLost | RequestRefused:
         if header.min_offset > wanted.start and not self._is_slave:  # only the master knows whether they were deleted
             return OffsetLost(
-                f"{self._who}: {wanted.queue}, offsets {wanted.start} to {header.min_offset} were deleted. The "
-                f"oldest offset is {header.min_offset}"
+                f"{self._who}: {wanted.queue}: offset {wanted.start} was deleted. Begin at offset {header.min_offset}, "
+                "the oldest one"
             )
         return RequestRefused(
             ResponseCode.SERVICE_NOT_AVAILABLE,

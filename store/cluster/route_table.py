@@ -143,7 +143,9 @@ def parse_json(data: bytes, kind: type[T], what: str = "an answer") -> T:
     try:
         return decode_fastjson(data, kind)
     except ValueError as error:
-        raise BadFrame(f"{what} that cannot be parsed ({error}): {data[:200]!r}") from error
+        raise BadFrame(
+            f"a server sent {what} that cannot be parsed ({error}): {data[:200]!r}. Check that it is RocketMQ's"
+        ) from error
 
 
 def parse_route(topic: str, data: bytes, made: float) -> Route:

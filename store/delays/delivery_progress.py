@@ -93,7 +93,8 @@ def _brokers(path: Path) -> DeliveredTimers:
         return DeliveredTimers(0, 0)
     if len(data) < TIMER_CHECK.itemsize:
         raise CorruptStore(
-            f"{path}: {len(data)} bytes, expected {TIMER_CHECK_FILE_BYTES}. Restore the file from a copy"
+            f"{path}: {len(data)} bytes, expected {TIMER_CHECK_FILE_BYTES}. Restore the file from a copy. Without a "
+            "copy, delete it: messages that were already delivered may then be delivered again"
         )
     check = np.frombuffer(data, TIMER_CHECK, 1)[0]
     return DeliveredTimers(max(0, int(check["read_time"])), max(0, int(check["queue_offset"])))

@@ -133,8 +133,8 @@ class DirectoryMember:
         self._member_files.must_be_open()
         if self._member_files.entry.model is MessageModel.BROADCASTING and integer("delay_level", delay_level) >= 0:
             raise InvalidArgument(
-                f"{self.id}: a broadcasting member cannot send messages back to itself. Keep the message, or make it "
-                "a dead letter (delay_level below 0)"
+                f"{self.id}: a broadcasting member cannot send messages back to be delivered again. Process the "
+                "message again in this member, or make it a dead letter (delay_level below 0)"
             )
         store = self._store.open()
         send_back(store, self._files.name, messages, level=delay_level, max_reconsume_times=max_reconsume_times)

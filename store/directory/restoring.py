@@ -23,6 +23,7 @@ from store.disk.opened import Descriptor
 from store.format.entering import NOT_FOR_PUTTING
 from store.format.layout import COMMIT_LOG_DIR, LIGHT_PREFIX
 from store.model.errors import NotAStore, StoreLocked, UnknownTopic, UnsupportedStore, system_errors
+from store.model.integers import counted
 from store.model.log_protocol import Boundary, Queue, QueueRange
 from store.read.scan import CheckedBlock
 from store.upkeep.store_directory import StoreDirectory
@@ -85,14 +86,14 @@ def _chosen(archive: ArchiveAddress, log: ArchiveLog, topics: Sequence[str]) -> 
     names = [topic for topic in topics or archived if not topic.startswith(LIGHT_PREFIX)]
     if topics and not names:
         raise UnknownTopic(
-            f"{archive}: {', '.join(topics)} are light queues, which are restored with the topics of their messages. "
-            "Name the topics of the messages instead"
+            f"{archive}: a light queue (%LMQ%...) is restored with the topics that its messages were sent to. Name "
+            f"those topics instead of {', '.join(topics)}"
         )
     if acted := sorted(NOT_FOR_PUTTING.intersection(names)):
         rest = ", ".join(topic for topic in names if topic not in acted)
         raise UnsupportedStore(
             f"{archive}: {', '.join(acted)} cannot be restored: delayed messages and open transactions would be "
-            f"delivered or checked again. {f'Name only {rest}' if rest else 'Name other topics'}"
+            f"delivered or checked again. {f'Name only the topics {rest}' if rest else 'Name other topics'}"
         )
     return {topic: archived[topic] for topic in names}
 
@@ -107,10 +108,11 @@ def _must_have_light_queues(store: MessageStore, log: ArchiveLog, archive: Archi
     now = store.bounds([queue for queue in was if queue.topic in known])
     if lost := [queue.topic for queue, bounds in was.items() if now.get(queue) != bounds]:
         rest = ", ".join(topic for topic in there if not topic.startswith(LIGHT_PREFIX))
-        advice = f"Name the topics to restore without them: {rest}" if rest else "No other topics are archived"
+        advice = f"To restore all other topics, name them: {rest}" if rest else "No other topics are archived"
+        shown = ", ".join(lost[:_SHOWN]) + (", ..." if len(lost) > _SHOWN else "")
         raise UnsupportedStore(
-            f"{archive}: {len(lost)} light queues ({', '.join(lost[:_SHOWN])}, ...) cannot be restored: their "
-            f"messages are in several queues, or some are not archived. {advice}"
+            f"{archive}: {counted(len(lost), 'light queue')} ({shown}) cannot be restored: the messages were sent to "
+            f"several queues, or some are not archived. {advice}"
         )
 
 

@@ -48,7 +48,8 @@ def read_json(path: Path) -> dict[str, Any]:
             failure = failure or error
     if failure is not None:
         raise CorruptStore(
-            f"{path}: not JSON ({failure}), and {backup.name} cannot be used instead. Restore one of them from a copy"
+            f"{path}: not JSON ({failure}), and {backup.name} cannot be used instead. Restore one of them from a copy, "
+            "or correct its JSON"
         ) from failure
     if is_there:
         _warn(path, None, f"it has no backup {backup.name}, so it counts as empty")

@@ -27,7 +27,8 @@ def read_file(path: Path, max_bytes: int) -> bytes:
             raise CorruptStore(f"{path}: this is a pipe or a device, not a file. Move it out of the store")
         if status.st_size > max_bytes:
             raise CorruptStore(
-                f"{path}: {status.st_size:,} bytes, more than the allowed {max_bytes:,}. Restore the file from a copy"
+                f"{path}: {status.st_size:,} bytes, more than the allowed {max_bytes:,}. Restore the file from a copy, "
+                "or correct it"
             )
         return file.read(status.st_size)  # with a size, read() allocates no more
 

@@ -98,8 +98,9 @@ class IndexTable:
             length = path.stat().st_size
         if length != size:
             raise ConfigError(
-                f"{path}: {length} bytes instead of {size} (by maxHashSlotNum={slots}, maxIndexNum={entries}). Set "
-                "both as in the settings of the broker that wrote the file, or delete the folder of the index"
+                f"{path}: {length} bytes instead of {size}, the size by the settings maxHashSlotNum={slots} and "
+                f"maxIndexNum={entries}. Set both as in the settings of the broker that wrote the file, or delete the "
+                "folder of the index"
             )
         self.file = SegmentFile(path, size, writable=writable)
 

@@ -200,8 +200,8 @@ def first_remaining(log: CommitLog, queue: ConsumeQueue, offset: int) -> int:
             if must_have_first_file(log, {(queue.topic, queue.queue_id): FirstEntry.of(queue)}):
                 return first
             raise CorruptSegment(
-                f"{queue}: its first entry is {first}. Earlier entries may be lost, and the log is damaged there, so "
-                "this is unknown. Find the damage: pyspark-mq verify"
+                f"{queue}: its first entry is {first}. Whether earlier entries are lost is unknown, because the log is "
+                "damaged before that entry's record. Find the damage: pyspark-mq verify"
             )
     return offset
 
@@ -210,7 +210,7 @@ def resume_after_lost(log: CommitLog, queue: ConsumeQueue, offset: int, lost: Of
     """Return the queue's first offset, to resume after a read from `offset` raised `lost`. Raises `CorruptSegment`."""
     first = first_remaining(log, queue, offset)
     if first == offset:
-        raise CorruptSegment(f"{queue}: a file of the queue is lost: {lost}. Without a copy: {MAKE_ANEW}") from lost
+        raise CorruptSegment(f"{queue}: a file of the queue is lost: {lost}. To do without it: {MAKE_ANEW}") from lost
     return first
 
 

@@ -234,6 +234,6 @@ def _open(directory: Path, writable: bool, size: int, start: int) -> SegmentFile
     except FileNotFoundError as error:
         raise OffsetLost(
             f"{path}: this segment is missing. Retention deleted its bytes {start} to {start + size}, or the file "
-            "was lost. If it was lost, restore it from a copy"
+            "was lost. Read on from a later offset, or restore a lost file from a copy"
         ) from error
     return _open_files.setdefault(file.identity, file)

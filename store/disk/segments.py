@@ -24,6 +24,7 @@ from store.model.errors import CorruptSegment, OffsetLost, ReadOnlyStore, raise_
 _OPEN_FILES = 8
 _FEW = 1024  # for a range of more files, list the directory: a damaged end may be far away
 BLOCK_BYTES = 512  # unit of st_blocks
+_RESTORE = "Restore the missing segments from a copy, or read the other messages with read_only=True"
 
 
 class SegmentFolder:
@@ -62,7 +63,7 @@ class SegmentFolder:
                 return start
         return next(iter(self.starts()), 0)
 
-    def check(self, remedy: str = "Restore the missing segments from a copy") -> list[int]:
+    def check(self, remedy: str = _RESTORE) -> list[int]:
         """Return `starts()`. Raises `CorruptSegment` if a segment in the middle is missing."""
         starts = self.starts()
         for start, following in itertools.pairwise(starts):

@@ -130,7 +130,9 @@ def write_tombstones(path: Path, content: dict[str, Any], tombstones: dict[str, 
 def _tombstone(path: Path, name: str, said: object) -> Tombstone:
     at, ends = (said.get(_LOG_OFFSET), said.get(_QUEUE_ENDS)) if isinstance(said, dict) else (said, [])
     if not isinstance(ends, list) or len(ends) > MAX_QUEUES:
-        raise CorruptStore(f"{path}: {_QUEUE_ENDS} in {name} is not a list. Restore the file from a copy")
+        raise CorruptStore(
+            f"{path}: {_QUEUE_ENDS} in {name} is not a list. Correct the file, or restore it from a copy"
+        )
     at = number(path, name, at, LONG_MAX)
     return Tombstone(at, tuple(number(path, f"{_QUEUE_ENDS} in {name}", end, LONG_MAX) for end in ends))
 

@@ -87,10 +87,10 @@ KINDS = (
         "copy its segments into one folder. If the files were lost, restore them from a copy",
     ),
     DirectoryKind(
-        "a folder on another file system, from which no new file can be moved there",
+        "a folder on another file system",
         _on_another_device,
         True,
-        "Move that folder here, or open the store with read_only=True",
+        "Move that folder to the file system of the directory, or open the store with read_only=True",
     ),
     DirectoryKind(
         "queues in RocksDB besides those in files (rocksdbCQDoubleWriteEnable)",
@@ -100,7 +100,7 @@ KINDS = (
     ),
     DirectoryKind("settings in RocksDB", lambda root: _first(root, f"{CONFIG_DIR}/*/{ROCKSDB_MARK}"), True, _READ),
     DirectoryKind(
-        "a broker in controller mode", lambda root: _first(root, EPOCH_FILE, BROKER_IDENTITY_FILE), True, _READ
+        "files of a broker in controller mode", lambda root: _first(root, EPOCH_FILE, BROKER_IDENTITY_FILE), True, _READ
     ),
     DirectoryKind(
         "topics with batch queues (queue.type=BatchCQ)", lambda root: _first(root, BATCH_CONSUME_QUEUE_DIR), True, _READ

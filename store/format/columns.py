@@ -155,13 +155,14 @@ class Block:
         wrong = are_wrong_codes(codes, self._tags, self._queue.topic)
         self._need(
             ~wrong,
-            lambda row: f"the entry has tags code {codes[row]}, but the record the tag {self._tags[row]}; {_EITHER}",
+            lambda row: f"the entry has tags code {codes[row]}, but the record has tag {self._tags[row]}; {_EITHER}",
         )
 
     def _need(self, holds: Mask, what: Callable[[int], str]) -> None:
         if not holds.all():
             row = int(np.argmin(holds))
-            raise CorruptRecord(f"{self.where(row)}: {what(row)}")
+            where, fault = self.where(row), what(row)
+            raise CorruptRecord(f"{where}: {fault}")
 
     def where(self, row: int) -> str:
         return (
@@ -192,7 +193,7 @@ class Block:
 
 
 def _no_record(row: int) -> str:
-    return f"the log has no record of the length in the queue's entry there; {_COPY_OR_SKIP}"
+    return f"the log has no valid record there, or one of another length than the queue entry says; {_COPY_OR_SKIP}"
 
 
 def _another_record(block: Block, row: int) -> str:

@@ -200,7 +200,7 @@ class RemotingError(StoreError):
 
 
 class BadFrame(RemotingError):
-    """Bytes that are no frame, or a frame over the size limit."""
+    """Bytes that are no command of RocketMQ's protocol, or a command over the size limit."""
 
 
 class Unreachable(RemotingError):
@@ -213,10 +213,10 @@ class BrokerMissing(Unreachable):
     @classmethod
     def of(cls, address: object, missing: Iterable[object]) -> BrokerMissing:
         return cls(
-            f"{address}: {'; '.join(map(str, missing))}. No message is lost. Start the broker, then the query again: "
-            "it continues where it stopped. To wait longer, set brokerTimeout. To read the other brokers without it, "
-            "set whenBrokerMissing=skip. If the broker never comes back, name the remaining brokers in the option "
-            "brokers"
+            f"{address}: {'; '.join(map(str, missing))}. No message is lost. Start the broker, then start the query "
+            "again: the query continues where it stopped. To wait longer for brokers, set brokerTimeout. To read only "
+            "the brokers that answer, set whenBrokerMissing=skip. If a broker never comes back, name only the others "
+            "in the option brokers"
         )
 
 

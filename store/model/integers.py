@@ -22,7 +22,7 @@ def integer(name: str, value: SupportsIndex, minimum: int = -LONG_MAX - 1, maxim
     except TypeError:
         number = None
     if number is None or isinstance(value, bool):
-        raise InvalidArgument(f"{name}={value!r}: a {type(value).__name__}; give a whole number")
+        raise InvalidArgument(f"{name}={value!r}: must be a whole number, not of type {type(value).__name__}")
     if not minimum <= number <= maximum:
         raise InvalidArgument(f"{name}={number}: must lie between {minimum} and {maximum}")
     return number
@@ -61,7 +61,7 @@ def counted(number: int, noun: str) -> str:
 
 def text(name: str, value: object) -> str:
     if not isinstance(value, str):
-        raise InvalidArgument(f"{name}={value!r:.40}: a {type(value).__name__}; give a text")
+        raise InvalidArgument(f"{name}={value!r:.40}: must be a text, not of type {type(value).__name__}")
     return value
 
 

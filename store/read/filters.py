@@ -119,7 +119,7 @@ def _mistake(tag: str) -> str | None:
             return f"{separator!r} stands in {tag!r}; tags are separated by '||', as in 'paid || shipped'"
     if _SQL.search(tag):
         return (
-            f"{tag!r} looks like a condition: say expressionType=SQL92 for one on properties, such as TAGS = 'paid' "
-            "AND amount > 10; tags are written as 'paid || shipped'"
+            f"{tag!r} looks like a condition. For a condition on properties, such as TAGS = 'paid' AND amount > 10, "
+            "set expressionType=SQL92 (on the command line: --sql). Write tags as 'paid || shipped'"
         )
     return None

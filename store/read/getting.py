@@ -204,7 +204,8 @@ class _Examined:
         try:
             message = decode_record(bytes(self._bytes(at, size)), "")
         except CorruptRecord as error:
-            raise CorruptRecord(f"{self._entry(row)}{error}") from error
+            entry = self._entry(row)
+            raise CorruptRecord(f"{entry}{error}") from error
         named = self.queue.topic, self.queue.queue_id, self.offset + row, at
         if message[:4] != named or tags_code != java_hash_code(message.tags or ""):
             must_match_entry(message, self._entry(row))

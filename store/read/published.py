@@ -129,9 +129,7 @@ class PublishedQueues:
         queue, (minimum, maximum) = self.bounded(wanted.queue.topic, wanted.queue.queue_id)
         where = f"{self.log.segments.directory.parent}: topic {wanted.queue.topic!r}, queue {wanted.queue.queue_id}"
         if start < minimum and start < end:
-            raise OffsetLost(
-                f"{where}: offsets {start} to {min(end, minimum)} were deleted. The oldest offset is {minimum}"
-            )
+            raise OffsetLost(f"{where}: offset {start} was deleted. Begin at offset {minimum}, the oldest one")
         if end > maximum:
             raise OffsetNotYet(f"{where}: asked for messages up to offset {end}, but the queue ends at {maximum}")
         return queue

@@ -54,7 +54,8 @@ def record_at(log: CommitLog, physical_offset: int, confirm_offset: int) -> tupl
     message = decode_record(record, where)
     if message.physical_offset != physical_offset:
         raise CorruptRecord(
-            f"{where}: the record here says that it is at {message.physical_offset}. Restore the segment from a copy"
+            f"{where}: the record here says that it is at {message.physical_offset}; restore the segment from a copy, "
+            "or read the other messages"
         )
     return message, record
 
@@ -85,14 +86,14 @@ def sizes_at(log: CommitLog, physical_offsets: Int64s, confirm_offset: int) -> I
 def _in_segment(log: CommitLog, offsets: Int64s, sizes: Int64s) -> RecordCopies:
     begin, end = int(offsets[0]), int(offsets[-1] + sizes[-1])
     if begin < 0 or end > log.next_segment(begin) or sizes.min() < MIN_RECORD_BYTES:
-        raise CorruptRecord(f"commit log offsets {begin} to {end}: no records of one segment; {_RESTORE}")
+        raise CorruptRecord(f"commit log offsets {begin} to {end}: a record here is damaged; {_RESTORE}")
     records = RecordView(log.segments.view(begin, end - begin), offsets - begin, sizes)
     records.measure_topics()
     sound = records.sound & (records.field("physical_offset") == offsets)
     if sound.all():
         sound &= crc_matches(records)
     if not sound.all():
-        raise CorruptRecord(f"commit log offset {offsets[np.argmin(sound)]}: no sound record; {_RESTORE}")
+        raise CorruptRecord(f"commit log offset {offsets[np.argmin(sound)]}: the record is damaged; {_RESTORE}")
     return RecordCopies.of(records)
 
 
@@ -104,8 +105,8 @@ def offset_of_id(offset_msg_id: str) -> int:
         data = b""
     if len(data) not in _ID_BYTES or len(offset_msg_id) != 2 * len(data):
         raise InvalidMessageId(
-            f"{offset_msg_id!r} is no offset message id (32 hex digits, 56 with IPv6); "
-            "an id that a client made (UNIQ_KEY) is a key: query by key"
+            f"{offset_msg_id!r} is not an offset message id, which names a place in the log by 32 hex digits (56 with "
+            "IPv6). An id that a producer assigned (property UNIQ_KEY) is a key: find it with a query by key"
         )
     offset: int = _ID_TAIL.unpack(data[-_ID_TAIL.size :])[1]
     return offset

@@ -63,7 +63,7 @@ class Access:
             with open(path, "rb") as file:
                 content = yaml.safe_load(file)
         except (OSError, yaml.YAMLError) as error:
-            raise ConfigError(f"{path}: cannot be read: {error}") from error
+            raise ConfigError(f"{path}: cannot be read ({error}). Name a file as RocketMQ's plain_acl.yml") from error
         try:
             accounts = {_text(each, "accessKey"): _account(each) for each in content["accounts"]}
             return Access(_list(content.get("globalWhiteRemoteAddresses")), accounts)

@@ -93,7 +93,7 @@ def decode(frame: Bytes) -> Command:
     kind, length = mark >> _HEADER_LENGTH_BITS & 0xFF, mark & (1 << _HEADER_LENGTH_BITS) - 1
     end = _HEADER_MARK.size + length
     if length > MAX_HEADER_BYTES or end > len(frame):
-        raise _wrong(f"a header of {length:,} bytes in a frame of {len(frame):,}; at most {MAX_HEADER_BYTES:,}")
+        raise _wrong(f"a header of {length:,} bytes in a command of {len(frame):,}; at most {MAX_HEADER_BYTES:,}")
     header, body = bytes(frame[_HEADER_MARK.size : end]), bytes(frame[end:])
     if kind == Serialization.JSON:
         command = _of_json(header, body)
@@ -247,7 +247,7 @@ class Frames:
         (length,) = LENGTH.unpack_from(buffer)
         if not 0 < length <= max_bytes - LENGTH.size:
             raise BadFrame(
-                f"a frame of {length:,} bytes; at most {max_bytes:,} are accepted here. The other side may "
+                f"a command of {length:,} bytes; at most {max_bytes:,} are accepted here. The other side may "
                 f"speak another protocol than RocketMQ's: its bytes begin with {bytes(buffer[:16])!r}"
             )
         end = LENGTH.size + length

@@ -29,7 +29,7 @@ class Tls:
             found.context()
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
-            raise InvalidArgument(f"{path}: this is not a file of certificates in PEM: {why}") from error
+            raise InvalidArgument(f"{path}: no certificates can be read ({why}). Name a file in PEM format") from error
         return found
 
     def context(self) -> ssl.SSLContext:

@@ -75,7 +75,7 @@ class Intake:
         if self._is_full:
             connection.pause()
         if len(self._loads) > (most := min(self._limits.connections, _descriptors() // 2)):
-            self._close(_of_largest_crowd(self._loads, connection), CROWDED, f"{most} connections are enough")
+            self._close(_of_largest_crowd(self._loads, connection), CROWDED, f"there are more than {most} connections")
 
     def remove(self, connection: Connection) -> None:
         load = self._loads.pop(connection, None)
@@ -142,7 +142,7 @@ class Intake:
                 self._close(connection, STUCK, f"stuck for {stuck:.0f} s")
             elif idle > self._limits.idle_seconds:
                 _logger.info("%s: closed: idle for %.0f s", connection.peer, idle)
-                connection.abort(RemotingError(f"{connection.peer}: idle"))
+                connection.abort(RemotingError(f"{connection.peer}: closed: idle for {idle:.0f} s"))
 
     def _release(self, request: Request, load: _Load) -> None:
         command = request.command

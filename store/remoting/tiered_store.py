@@ -187,8 +187,8 @@ class TieredStore:
         log = self._log()
         if log is None:
             raise OffsetLost(
-                f"{self._store.path}: commit log offset {physical_offset} is of an archived message, and the "
-                "store has no archive now"
+                f"{self._store.path}: commit log offset {physical_offset} is of an archived message, and the store has "
+                "no archive now. If the archive still exists, name it: pyspark-mq archive STORE --to URL"
             )
         return _record(log, log.older.named(physical_offset))
 

@@ -226,8 +226,8 @@ class Recovery:
         if ends is None and bare and (file := self._root / QUEUE_ENDS_FILE).exists():
             raise CorruptStore(
                 f"{file}: damaged, and only this file records how many messages {len(bare)} queues without files "
-                f"had. The first is topic {bare[0][0]}, queue {bare[0][1]}. Restore the file from a copy. If these "
-                "queues never had messages, delete the file: they then begin at 0"
+                f"had. The first is topic {bare[0][0]}, queue {bare[0][1]}. Restore the file from a copy. Without a "
+                "copy, delete the file: these queues then begin at offset 0, even if they had messages before"
             )
         for name, end in ends.of.items() if ends is not None else ():
             queue = found.get(name)

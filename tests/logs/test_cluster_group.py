@@ -168,7 +168,7 @@ class TestClusterGroup(GroupTests):
         assert group.members() == []
 
     def test_missing_topics_and_servers_are_refused(self, making: Making, group: Group) -> None:
-        with pytest.raises(UnknownTopic, match="no master has topic v"):
+        with pytest.raises(UnknownTopic, match="no master broker has topic v"):
             group.join({"v": Subscription()})
         with pytest.raises(InvalidGroup):
             making.another("../g")

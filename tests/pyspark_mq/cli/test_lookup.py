@@ -56,7 +56,7 @@ def test_query_prints_why_a_body_cannot_be_read(path: Path) -> None:
     [
         (["orders", "--key", "nobody"], 1, "No message of topic orders has the key 'nobody'"),
         (["orders", "--key", ""], 1, "No message of topic orders has the key ''"),
-        (["orders", "--id", "nobody"], 1, "is no offset message id"),
+        (["orders", "--id", "nobody"], 1, "is not an offset message id"),
         (["nobody", "--key", "k"], 1, "Topic 'nobody' does not exist"),
         (["ordrs", "--key", "k"], 1, "Did you mean orders?"),
         (["orders", "--time", "soon"], 2, "'soon' is no time"),

@@ -183,7 +183,7 @@ def test_wrong_line_is_named_and_earlier_lines_are_sent(
     done = run("send", path, "orders", GOOD, line, *arguments)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert words in done.stderr
-    assert done.stderr.endswith("; 1 sent to orders\n")
+    assert done.stderr.endswith(" (1 sent to orders)\n")
     assert len(bodies(path)) == 1
 
 
@@ -192,7 +192,7 @@ def test_line_that_the_store_refuses_is_named(path: Path) -> None:
     lines[700] = json.dumps({"body": "x", "queueId": 0, "tags": "a|b"})
     done = run("send", path, "orders", "--json", stdin="\n".join(lines).encode())
     assert (done.returncode, done.stdout) == (1, "")
-    assert re.fullmatch(r"Error: line 701: .*tag 'a\|b'.*; 700 sent to orders\n", done.stderr)
+    assert re.fullmatch(r"Error: line 701: .*tag 'a\|b'.* \(700 sent to orders\)\n", done.stderr)
     assert [row["body"] for row in bodies(path)] == [str(number).encode() for number in range(700)]
 
 

@@ -207,4 +207,4 @@ def test_corrupt_body_is_an_error_on_request(unreadable: Path) -> None:
 def test_send_refuses_a_line_without_a_body(unreadable: Path) -> None:
     lines = succeed("tail", unreadable, "orders", "--until-end", "--json").encode()
     done = run("send", unreadable, "orders", "--json", stdin=lines)
-    assert "line 2: give exactly one of the fields 'body' and 'bodyBase64'; 1 sent to orders" in done.stderr
+    assert "line 2: give exactly one of the fields 'body' and 'bodyBase64' (1 sent to orders)" in done.stderr

@@ -101,7 +101,7 @@ def test_stream_ends_after_broker_timeout_with_remedy(pair: Pair, begin: Callabl
     query.until(1)
     pair.serving["b"].close()
     with pytest.raises(
-        BrokerMissing, match=r"broker b has been missing since .* Start the broker, then the query again"
+        BrokerMissing, match=r"broker b has been missing since .* Start the broker, then start the query"
     ):
         until(lambda: query.step())
     pair.put("a", 2)

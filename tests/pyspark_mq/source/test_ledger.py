@@ -64,7 +64,7 @@ def test_record_hidden_by_a_cache_is_not_replaced(tmp_path: Path) -> None:
     ledger.prepare(A)
     (tmp_path / A / "3-0.json").symlink_to("elsewhere")
     with pytest.raises(
-        LedgerError, match=r"3-0\.json: another attempt at this task wrote this file.* Run the task again"
+        LedgerError, match=r"3-0\.json: another attempt at this task wrote this file.* restart the query"
     ):
         ledger.record(TASK, record(8))
 

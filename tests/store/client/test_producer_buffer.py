@@ -98,7 +98,7 @@ def test_signal_handler_during_add_is_refused(verb: Callable[[Buffer], object]) 
             return False
 
     buffer.add("t", numbered(0), 100, 0)
-    with pytest.raises(StoreLocked, match="signal handler called it during send"):
+    with pytest.raises(StoreLocked, match="signal handler called this producer during send"):
         buffer.add("t", numbered(1), 100, Interrupted(1))
     buffer.add("t", numbered(1), 100, 1)
     (batch,) = buffer.take() or []

@@ -63,6 +63,6 @@ def test_files_deleted_by_retention_are_no_loss(path: Path, batch: int) -> None:
     lost = OffsetLost("the file is gone")
     assert resume_after_lost(log, queue, 0, lost) == first
     with pytest.raises(
-        CorruptSegment, match=f"a file of the queue is lost: the file is gone. Without a copy: {MAKE_ANEW}"
+        CorruptSegment, match=f"a file of the queue is lost: the file is gone. To do without it: {MAKE_ANEW}"
     ):
         resume_after_lost(log, queue, first, lost)

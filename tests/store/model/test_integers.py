@@ -15,7 +15,7 @@ def test_whole_numbers_are_accepted(value: int) -> None:
 
 @pytest.mark.parametrize("value", [5.0, np.float64(5), "5", b"5", None, True, np.True_, [5]])
 def test_other_types_are_refused(value: object) -> None:
-    with pytest.raises(InvalidArgument, match=rf"n=.*: a {type(value).__name__}; give a whole number"):
+    with pytest.raises(InvalidArgument, match=rf"n=.*: must be a whole number, not of type {type(value).__name__}"):
         integer("n", value)  # type: ignore[arg-type]
 
 

@@ -93,7 +93,7 @@ def test_expression_without_a_tag_is_refused(expression: str) -> None:
         ("a;b", "';' stands in 'a;b'"),
         ("a|b", r"'\|' stands in 'a\|b'; tags are separated by '\|\|'"),
         ("a ||| b", r"'\|' stands in '\| b'"),
-        ("a > 5", "'a > 5' looks like a condition: say expressionType=SQL92 for one on properties"),
+        ("a > 5", "'a > 5' looks like a condition. For a condition on properties, such as TAGS"),
         ("a=5", "looks like a condition"),
         ("paid OR shipped", "looks like a condition"),
         ("a and b", "looks like a condition"),
@@ -150,7 +150,7 @@ def test_expression_type_selects_the_filter() -> None:
         ("paid", None, "expressionType None"),
         (None, "SQL92", "None is no text; write a condition"),
         ("a != 5", "SQL92", "write <> for 'not equal'"),
-        ("a <> 5", "TAG", "say expressionType=SQL92"),
+        ("a <> 5", "TAG", "set expressionType=SQL92"),
     ],
 )
 def test_wrong_expression_types_are_refused(expression: Any, kind: Any, message: str) -> None:

@@ -185,7 +185,7 @@ def test_wrong_tags_code_is_an_error(store: MessageStore, code: int) -> None:
     change_entry(store, 3, "tags_code", code)
     where = r"^topic t, queue 0, offset 3 \(commit log offset \d+\)"
     with pytest.raises(
-        CorruptRecord, match=rf"{where}: the entry has tags code {code}, but the record the tag Aa; run"
+        CorruptRecord, match=rf"{where}: the entry has tags code {code}, but the record has tag Aa; run"
     ):
         list(store.scan("t", 0, 0, 10, ("tags",)))
     another = rf"{where}: the log has another message there: .* tag Aa, tags code in the queue {code};"

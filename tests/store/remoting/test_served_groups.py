@@ -42,8 +42,8 @@ def test_given_settings_are_changed(broker: Broker, store: MessageStore) -> None
     [
         ({"groupName": "a/b"}, "only letters"),
         ({}, "only letters"),
-        ({"groupName": "g", "retryMaxTimes": "many"}, "give a whole number"),
-        ({"groupName": "g", "retryQueueNums": None}, "give a whole number"),
+        ({"groupName": "g", "retryMaxTimes": "many"}, "must be a whole number"),
+        ({"groupName": "g", "retryQueueNums": None}, "must be a whole number"),
         # In the file such a value would be damage, and no message of any group would be retried.
         ({"groupName": "g", "retryMaxTimes": 1 << 31}, "must lie between"),
         ({"groupName": "g", "retryQueueNums": 1 << 17}, "must lie between"),
