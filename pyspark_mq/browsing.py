@@ -91,10 +91,8 @@ def bounds_of(log: Log, topic: str, queue: int | None = None) -> dict[Queue, Bou
     bounds = log.bounds(queues)
     if topic not in topics:
         others = [name for name in topics if not is_internal_topic(name)]
-        raise UnknownTopic(
-            f"Topic {topic!r} does not exist. {did_you_mean([topic], topics)}"
-            f"{'There are: ' + ', '.join(others) if others else 'There are no topics'}"
-        )
+        near, existing = did_you_mean([topic], topics), ", ".join(others) or "none"
+        raise UnknownTopic(f"Topic {topic!r} does not exist. {near}Existing topics: {existing}")
     numbers = {each.queue_id for each in topics[topic]}
     if queue is not None and queue not in numbers:
         raise UnknownQueue(f"Topic {topic!r} has queues 0 to {max(numbers)}, not {queue}")

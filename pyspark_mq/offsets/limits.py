@@ -264,10 +264,11 @@ def _by_time(
     none = sorted(queue for queue, offset in found.items() if offset >= bounds[queue].max_offset)
     if none and unmatched == "error":
         time_helps = all(bounds[queue].min_offset < bounds[queue].max_offset for queue in none)
+        names, moment = ", ".join(map(str, none)), iso_time(timestamps[none[0]])
         raise OptionError(
-            f"{option}: no message of {', '.join(map(str, none))} was stored at {iso_time(timestamps[none[0]])} or "
-            f"after. {'Give an earlier time, or set' if time_helps else 'Set'} startingOffsetsByTimestampStrategy to "
-            "latest, to begin with the next message"
+            f"{option}: no message of {names} was stored at {moment} or after. "
+            f"{'Give an earlier time, or set' if time_helps else 'Set'} startingOffsetsByTimestampStrategy to latest, "
+            "to begin with the next message"
         )
     return _inside(found, bounds)
 

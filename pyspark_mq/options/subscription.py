@@ -73,9 +73,9 @@ class SubscribedQueues:
         if missing := missing + absent:
             existing = _some([f"{topic} ({counted(len(each), 'queue')})" for topic, each in sorted(topics.items())])
             advice = next(filter(None, map(_why_invalid, absent)), _CREATE)
+            near = did_you_mean(self.names(), topics)
             raise SubscriptionError(
-                f"The log has no {', '.join(missing)}; it has {existing or 'no topics'}. "
-                f"{did_you_mean(self.names(), topics)}{advice}"
+                f"The log has no {', '.join(missing)}; it has {existing or 'no topics'}. {near}{advice}"
             )
 
     def names(self) -> list[str]:

@@ -314,7 +314,8 @@ def known_options(options: Mapping[str, str], table: Iterable[Option], others: I
         raise OptionError(NO_OPTIONS_OF_TABLES)
     for name in given:
         if name not in by_lower_name:
-            raise OptionError(f"Unknown option {name!r}: {_hint(name, by_lower_name)}")
+            hint = _hint(name, by_lower_name)
+            raise OptionError(f"Unknown option {name!r}: {hint}")
     return GivenOptions({by_lower_name[name]: value for name, value in given.items()}, table)
 
 

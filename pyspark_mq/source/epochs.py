@@ -91,14 +91,14 @@ class Epochs:
         return Ledger(self._options.ledger_directory())
 
     def _missing_record(self, epoch: EpochOffset, task: int) -> LedgerError:
-        begin = to_json(epoch.begin)
+        begin = str(to_json(epoch.begin)).replace("'", '"')
         why = "" if self._ledger.knows(epoch.reader) else "nothing of this query is here, so there is "
         return LedgerError(
             f"{self._ledger}: {why}no record of task {task} of the committed real-time batch {epoch.epoch}. Without "
             "the record, the end of that batch is unknown. If a foreachBatch function did not read all rows, make it "
             "read them. Otherwise restore the directory or the bucket, or set ledgerPath to its new place. To "
             "continue without the record, use a new checkpoint and startingOffsets "
-            f"{str(begin).replace(chr(39), chr(34))}, where that batch began: its messages are read again"
+            f"{begin}, where that batch began: its messages are read again"
         )
 
     def _warn_of_starvation(self, starved: int, tasks: int) -> None:

@@ -152,9 +152,9 @@ class HeldReader:
     def _read_to_record(self, log: Log, reached: Positions, record: TaskRecord) -> Iterator[pa.RecordBatch]:
         """Yield nothing if this attempt wrote the record."""
         for queue, end in record.next.items():
-            if reached[queue] > end:
+            if (own := reached[queue]) > end:
                 raise LedgerError(
-                    f"{queue}: this attempt read up to {reached[queue]}, but another attempt at the same task "
+                    f"{queue}: this attempt read up to {own}, but another attempt at the same task "
                     f"recorded {end}. If Spark does not repeat the task, restart the query: the task then reads the "
                     "recorded range"
                 )

@@ -214,9 +214,9 @@ def _entry(path: Path) -> MemberEntry | None:
                     time.sleep(attempt / 1e5)  # the member is writing
         finally:
             os.close(fd)
+    processes = _processes(path)
     raise CorruptStore(
-        f"{path}: this file is not the file of a member of a group. Stop the member ({_processes(path)}), then "
-        "delete the file"
+        f"{path}: this file is not the file of a member of a group. Stop the member ({processes}), then delete the file"
     )
 
 

@@ -265,7 +265,7 @@ class ClusterAppend:
         if unless is not None:
             raise UnsupportedStore(
                 f"{self._brokers.address}: conditional appends do not work on a cluster, because other "
-                "producers may send concurrently. Publish without unless"
+                "producers may send concurrently. Call publish without the argument unless"
             )
         results, ends = [], dict[Queue, int]()
         for topic, table in parts:

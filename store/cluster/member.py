@@ -158,8 +158,8 @@ class ClusterMember(Opened):
             if broker is None:
                 raise InvalidArgument(
                     f"{self._what}: message {message.msg_id} is of broker {message.broker_name!r}, but the "
-                    f"present masters are {', '.join(masters) or 'unknown'}. Start that broker's master. If there is "
-                    "none, give the messages as they were consumed"
+                    f"present masters are {', '.join(masters) or 'unknown'}. Start that broker's master. If no broker "
+                    "has that name, pass the messages as they were received, unchanged"
                 )
             header = SendBack(
                 message.physical_offset,

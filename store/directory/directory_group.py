@@ -70,9 +70,9 @@ class DirectoryGroup:
 
     def _no_clients(self, why: str) -> None:
         if is_served(self.path, self.name):
+            server = server_of(self.path, self.name)
             raise GroupConflict(
-                f"{self.path}: group {self.name} has clients of a server (pyspark-mq serve: "
-                f"{server_of(self.path, self.name)}), which {why}"
+                f"{self.path}: group {self.name} has clients of a server (pyspark-mq serve: {server}), which {why}"
             )
 
     def members(self) -> list[MemberInfo]:
@@ -113,10 +113,10 @@ class DirectoryGroup:
         if self.name not in known:
             near = difflib.get_close_matches(self.name, known)
             some = ", ".join(near or known[:_SHOWN_GROUPS]) or "no groups"
-            found = f"similar names are {some}" if near else f"there are {some}"
-            more = ", ..." if not near and len(known) > _SHOWN_GROUPS else ""
+            more = ", ..." if len(known) > _SHOWN_GROUPS else ""
+            found = f"similar names are {some}" if near else f"there are {some}{more}"
             raise UnknownGroup(
-                f"{self.path}: group {self.name!r} does not exist; {found}{more}. To list all groups: "
+                f"{self.path}: group {self.name!r} does not exist; {found}. To list all groups: "
                 f"pyspark-mq groups list {self.path}"
             )
 

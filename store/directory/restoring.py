@@ -109,9 +109,10 @@ def _must_have_light_queues(store: MessageStore, log: ArchiveLog, archive: Archi
     if lost := [queue.topic for queue, bounds in was.items() if now.get(queue) != bounds]:
         rest = ", ".join(topic for topic in there if not topic.startswith(LIGHT_PREFIX))
         advice = f"To restore all other topics, name them: {rest}" if rest else "No other topics are archived"
+        light_queues = counted(len(lost), "light queue")
         shown = ", ".join(lost[:_SHOWN]) + (", ..." if len(lost) > _SHOWN else "")
         raise UnsupportedStore(
-            f"{archive}: {counted(len(lost), 'light queue')} ({shown}) cannot be restored: the messages were sent to "
+            f"{archive}: {light_queues} ({shown}) cannot be restored: the messages were sent to "
             f"several queues, or some are not archived. {advice}"
         )
 

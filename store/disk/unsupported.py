@@ -117,10 +117,9 @@ def refuse_kinds(root: Path, *, writing: bool) -> None:
         with system_errors(root):
             found = None if kind.reads and not writing else kind.find(root)
         if found is not None:
-            verb = "write" if kind.reads else "read"
+            verb, file = "write" if kind.reads else "read", found.relative_to(root)
             raise UnsupportedStore(
-                f"{root}: this directory has {kind.name}, as {found.relative_to(root)} shows. This package cannot "
-                f"{verb} it. {kind.remedy}"
+                f"{root}: this directory has {kind.name}, as {file} shows. This package cannot {verb} it. {kind.remedy}"
             )
 
 

@@ -180,7 +180,8 @@ def _cast(name: str, column: pa.Array, kind: pa.DataType, fits: Callable[[pa.Dat
         column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
     except pa.ArrowInvalid as error:
         raise InvalidColumns(f"column {name!r}: {error}; {_SMALLER}") from error
-    wrong = f"column {name!r} is {column.type}, expected {_TABLE_COLUMNS[name]}"
+    expected = _TABLE_COLUMNS[name]
+    wrong = f"column {name!r} is {column.type}, expected {expected}"
     if not fits(column.type):
         raise InvalidColumns(wrong)
     try:

@@ -202,7 +202,8 @@ def translated(where: object, secrets: Sequence[str] = ()) -> Iterator[None]:
             if not is_secret:
                 raise
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(where)) from None
-        raise ObjectsUnavailable(f"{where}: {_reason(error, is_secret)}") from (None if is_secret else error)
+        reason = _reason(error, is_secret)
+        raise ObjectsUnavailable(f"{where}: {reason}") from (None if is_secret else error)
 
 
 def _reason(error: Exception, is_secret: bool) -> str:

@@ -93,7 +93,8 @@ def _in_segment(log: CommitLog, offsets: Int64s, sizes: Int64s) -> RecordCopies:
     if sound.all():
         sound &= crc_matches(records)
     if not sound.all():
-        raise CorruptRecord(f"commit log offset {offsets[np.argmin(sound)]}: the record is damaged; {_RESTORE}")
+        first = offsets[np.argmin(sound)]
+        raise CorruptRecord(f"commit log offset {first}: the record is damaged; {_RESTORE}")
     return RecordCopies.of(records)
 
 

@@ -125,16 +125,18 @@ def decode_batch(data: bytes, most: int) -> list[Batched]:
                 PutStatus.MESSAGE_ILLEGAL, f"a batch of more than {most:,} messages of this kind: send less at once"
             )
         if len(data) - at < MIN_BATCHED_BYTES:
-            raise BadFrame(f"a batch with {len(data) - at} bytes behind message {len(found)}")
+            raise BadFrame(f"the batch is damaged: {len(data) - at} bytes are left after {len(found)} messages")
         size, _, _, flag, length = _HEAD.unpack_from(data, at)
         body = at + _HEAD.size
         properties = body + length + _PROPERTIES.size
         if length < 0 or properties > len(data):
-            raise BadFrame(f"message {len(found)} of a batch: a body of {length} bytes")
+            raise BadFrame(f"the batch is damaged: message {len(found)} has a body of {length} bytes")
         (width,) = _PROPERTIES.unpack_from(data, body + length)
         end = properties + width
         if width < 0 or end > len(data) or end - at != size:
-            raise BadFrame(f"message {len(found)} of a batch: {size} bytes with properties of {width}")
+            raise BadFrame(
+                f"the batch is damaged: message {len(found)} has {size} bytes, of them {width} of properties"
+            )
         found.append(Batched(flag, data[body : body + length], data[properties:end]))
         at = end
     return found

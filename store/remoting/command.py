@@ -181,7 +181,7 @@ def _to_binary(command: Command) -> bytes:
 def _field(name: str, value: str) -> bytes:
     key, data = name.encode("utf-8", "replace"), value.encode("utf-8", "replace")
     if len(key) > _SHORT_MAX:
-        raise BadFrame(f"field {name[:40]}...: a name of {len(key):,} bytes, at most {_SHORT_MAX:,}")
+        raise BadFrame(f"field {name[:40]}...: a name of {len(key):,} bytes is too long, at most {_SHORT_MAX:,} fit")
     return _NAME_LENGTH.pack(len(key)) + key + LENGTH.pack(len(data)) + data
 
 
@@ -203,7 +203,7 @@ def _of_binary(header: bytes, body: bytes) -> Command:
         known = language if language in _LANGUAGES.values() else Language.OTHER
         words = remark.decode() or None
     except UnicodeDecodeError as error:
-        raise BadFrame(f"a header that is no UTF-8: {error}") from error
+        raise _wrong(f"the header is not UTF-8: {error}") from error
     return Command(code, fields, body, words, opaque, flag, known, version, Serialization.ROCKETMQ)
 
 

@@ -122,7 +122,7 @@ class ServedGroups:
         group, queue, offset = header.consumer_group, Queue(header.topic, header.queue_id), header.commit_offset
         end = self._store.max_offset(queue.topic, queue.queue_id)
         if offset > end:  # the group would skip all messages up to it
-            raise OffsetOutOfRange(f"group {group}, {queue}: offset {offset} is behind the queue's end, {end}")
+            raise OffsetOutOfRange(f"group {group}, {queue}: offset {offset} is after the queue's end, {end}")
         self._offsets.commit(group, queue, offset)
         if self._clients.consumers(group):
             return Response()

@@ -168,9 +168,10 @@ class Recovery:
         for name in self._existing_queues:
             said = found[name].begin, found[name].max_offset
             for index, record in misplaced(self._log, self._queues, name, *said, safe):
-                folder = f"{CONSUME_QUEUE_DIR}/{name[0]}/{name[1]}"
+                topic, queue_id = name
+                folder = f"{CONSUME_QUEUE_DIR}/{topic}/{queue_id}"
                 raise CorruptRecord(
-                    f"{self._log.segments.directory}: {place_of(record)}, but topic {name[0]}, queue {name[1]} has "
+                    f"{self._log.segments.directory}: {place_of(record)}, but topic {topic}, queue {queue_id} has "
                     f"it at offset {index}. {_REMEDY}. If the queue is wrong, move {folder} out of the store instead"
                 )
 
@@ -295,15 +296,16 @@ class Recovery:
         QueueEnds(end, ends).write(self._root, self._index)
 
     def _out_of_step(self, name: QueueName, offset: int, queue: QueueInLog, at: int) -> CorruptRecord:
-        why = ""
+        why = None
         if 0 <= offset < queue.max_offset:
             why = "the topic was deleted and created again"
         elif not queue.lives and self._log.min_offset():
             why = "the queue's files are older than the log's first record"
-        folder = f"{CONSUME_QUEUE_DIR}/{name[0]}/{name[1]}"
+        topic, queue_id = name
+        folder = f"{CONSUME_QUEUE_DIR}/{topic}/{queue_id}"
         or_move = f". If {why}, move {folder} out of the store instead" if why else ""
         return CorruptRecord(
-            f"{self._log.segments.directory}: the record at log offset {at} says topic {name[0]}, queue {name[1]}, "
+            f"{self._log.segments.directory}: the record at log offset {at} says topic {topic}, queue {queue_id}, "
             f"offset {offset}, but the queue continues at {queue.max_offset}. {_REMEDY}{or_move}"
         )
 

@@ -186,10 +186,11 @@ class StoreDirectory:
         own = existing_settings(self._conf)
         there = replace(config, **{name: own[name] for name in SIZES if name in own})  # rounded as in `config`
         for name in SIZES:
-            if (size := getattr(there, name)) != getattr(config, name):
+            size, given = getattr(there, name), getattr(config, name)
+            if size != given:
                 raise ConfigError(
-                    f"{self._conf}: {name}={size}, not {getattr(config, name)}, because another process created the "
-                    "store at the same time with other sizes. Open the store again: it then has the sizes in the file"
+                    f"{self._conf}: {name}={size}, not {given}, because another process created the store at the same "
+                    "time with other sizes. Open the store again: it then has the sizes in the file"
                 )
 
     def save_configuration(self, config: StoreConfig) -> None:

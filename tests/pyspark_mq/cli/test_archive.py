@@ -254,7 +254,7 @@ def test_query_finds_archived_messages(filled: Filled, tmp_path: Path) -> None:
     assert "of a place" in succeed("query", tmp_path / "archive", "orders", "--id", message.msg_id)
     assert "has the id 'none'" in run("query", tmp_path / "archive", "orders", "--id", "none").stderr
     assert (
-        "Topic 'nothing' does not exist. There are: orders"
+        "Topic 'nothing' does not exist. Existing topics: orders"
         in run("query", tmp_path / "archive", "nothing", "--key", "k").stderr
     )
     succeed("groups", "reset", filled.path, "readers", "orders", "--to", "earliest", "--create")

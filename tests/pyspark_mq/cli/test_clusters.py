@@ -81,7 +81,7 @@ def test_commands_use_an_account_over_tls(
 def test_errors_are_one_line(serving: Serving) -> None:
     cluster = f"rocketmq://{serving.address}"
     for words, said in (
-        ((cluster, "nowhere"), "Topic 'nowhere' does not exist. There are: orders"),
+        ((cluster, "nowhere"), "Topic 'nowhere' does not exist. Existing topics: orders"),
         ((cluster, "orders", "--queue", 7), "opic 'orders' has queues 0 to 1, not 7"),
         (("rocketmq://nonsense", "orders"), "address 'nonsense': must be host:port"),
         (

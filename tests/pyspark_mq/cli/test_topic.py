@@ -48,7 +48,7 @@ def test_existing_topic_is_not_created_again(path: Path) -> None:
 def test_alter_adds_queues(path: Path) -> None:
     assert succeed("topic", "alter", path, "orders", "--queues", 3) == "orders: 3 queues\n"
     assert (
-        "Topic 'ordrs' does not exist. Did you mean orders? There are: orders"
+        "Topic 'ordrs' does not exist. Did you mean orders? Existing topics: orders"
         in run("topic", "alter", path, "ordrs", "--queues", 3).stderr
     )
     assert run("topic", "alter", path, "orders", "--queues", 1).returncode == 1

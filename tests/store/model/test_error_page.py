@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -53,33 +54,47 @@ def messages(tree: ast.Module, classes: set[str]) -> Iterator[tuple[str, str]]:
     for function in ast.walk(tree):
         if not isinstance(function, ast.FunctionDef):
             continue
-        named = {
-            name_of(node.targets[0]): node.value
-            for node in ast.walk(function)
-            if isinstance(node, ast.Assign) and len(node.targets) == 1
-        }
+        named: dict[str, list[ast.expr]] = defaultdict(list)
+        for node in ast.walk(function):
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                named[node.targets[0].id].append(node.value)
+        for node in ast.walk(function.args):
+            if isinstance(node, ast.arg):
+                named.pop(node.arg, None)
         for node in ast.walk(function):
             if isinstance(node, ast.Call) and name_of(node.func) in classes and node.args:
-                first = node.args[0]
-                for message in texts_of(named.get(name_of(first), first)):
+                for message in texts_of(node.args[0], named):
                     yield name_of(node.func), message
 
 
-def texts_of(node: ast.expr) -> Iterator[str]:
-    """Yield the texts that an expression can give, if it has text of its own."""
+def texts_of(node: ast.expr, named: Mapping[str, list[ast.expr]]) -> Iterator[str]:
+    """Yield the texts that an expression can give, if it has text of its own. named: values of local variables."""
     if isinstance(node, ast.IfExp):
-        yield from texts_of(node.body)
-        yield from texts_of(node.orelse)
+        yield from texts_of(node.body, named)
+        yield from texts_of(node.orelse, named)
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.value
     elif isinstance(node, ast.JoinedStr):
-        parts = (part.value if isinstance(part, ast.Constant) else placeholder(part) for part in node.values)
-        yield "".join(map(str, parts))
+        parts = ([str(each.value)] if isinstance(each, ast.Constant) else shown(each, named) for each in node.values)
+        yield from map("".join, itertools.product(*parts))
+    elif isinstance(node, ast.Name):
+        for value in named.get(node.id, ()):
+            yield from texts_of(value, {**named, node.id: []})  # a variable may be assigned from its own value
 
 
-def placeholder(part: ast.expr) -> str:
+def shown(part: ast.expr, named: Mapping[str, list[ast.expr]]) -> list[str]:
+    """Return the texts of a part of an f-string, or its placeholder."""
     assert isinstance(part, ast.FormattedValue)
-    names = re.findall(r"[A-Za-z]\w*", ast.unparse(part.value))
+    return list(dict.fromkeys(texts_of(part.value, named))) or [placeholder(part.value)]
+
+
+def placeholder(value: ast.expr) -> str:
+    text = re.sub(r"(?<!os)\.\w+\(\)(\[\d\])?$", "", ast.unparse(value))
+    if text.startswith("len("):
+        return "{length}"
+    if text.endswith(".__name__"):
+        return "{type}"
+    names = re.findall(r"[A-Za-z]\w*", text)
     return "{" + (names[-1] if names else "value") + "}"
 
 
