@@ -293,10 +293,14 @@ def _offset(offset: int, bound: Bounds) -> int:
 
 
 def _same_queues(option: str, named: Iterable[Queue], bounds: Mapping[Queue, Bounds], use: str) -> None:
-    for problem, queues in (
-        ("names queues that do not exist or are not subscribed", set(named) - bounds.keys()),
-        ("must name every subscribed queue, and does not name", bounds.keys() - set(named)),
-    ):
-        if queues:
-            names, all_names = (", ".join(map(str, sorted(each))) for each in (queues, bounds))
-            raise OptionError(f"{option} {problem}: {names}. Subscribed queues are {all_names or 'none'}. Use {use}")
+    there = ", ".join(map(str, sorted(bounds))) or "none"
+    if unknown := ", ".join(map(str, sorted(set(named) - bounds.keys()))):
+        raise OptionError(
+            f"{option} names queues that do not exist or are not subscribed: {unknown}. Subscribed queues: {there}. "
+            f"Use {use}"
+        )
+    if missing := ", ".join(map(str, sorted(bounds.keys() - set(named)))):
+        raise OptionError(
+            f"{option} must name every subscribed queue, but does not name: {missing}. Subscribed queues: {there}. "
+            f"Use {use}"
+        )

@@ -161,8 +161,8 @@ class SourceOptions:
     def batch_limits(self) -> tuple[StartOrEnd, StartOrEnd]:
         """Refuses options that a batch query cannot have."""
         start, end = self.start or EarliestOrLatest(EARLIEST), self.end or EarliestOrLatest(LATEST)
-        _refuse("startingOffsets", start, LATEST, "latest (-1): a batch query would read no messages")
-        _refuse("endingOffsets", end, EARLIEST, "earliest (-2): a batch query would read no messages")
+        _refuse("startingOffsets", start, LATEST, "latest (-1)")
+        _refuse("endingOffsets", end, EARLIEST, "earliest (-2)")
         require_order(start, end)
         limits = {
             "maxOffsetsPerTrigger": self.max_offsets_per_trigger,
@@ -225,7 +225,7 @@ def _orderly(given: GivenOptions) -> WhenLocked | None:
     return WhenLocked(when_locked)
 
 
-def _refuse(name: str, limit: StartOrEnd, offset: int, why: str) -> None:
-    where = says(limit, offset)
-    if where is not None:
-        raise OptionError(f"{name} cannot be {why}{where}")
+def _refuse(name: str, limit: StartOrEnd, offset: int, value: str) -> None:
+    of_queue = says(limit, offset)
+    if of_queue is not None:
+        raise OptionError(f"{name} cannot be {value}{of_queue}: a batch query would read no messages")

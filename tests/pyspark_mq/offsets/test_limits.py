@@ -220,7 +220,7 @@ def test_wrong_times_and_groups(given: dict[str, str], message: str) -> None:
 @pytest.mark.parametrize(
     ("queues", "message"),
     [
-        ({"0": 1}, "must name every subscribed queue, and does not name: orders/1"),
+        ({"0": 1}, "must name every subscribed queue, but does not name: orders/1"),
         ({"0": 1, "1": 1, "2": 1}, "do not exist or are not subscribed: orders/2"),
     ],
 )

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "reference" / "messages.md"
 HEAD = """# Messages of errors
 All messages of this project's errors, by class; `{name}` stands for a value. Catch the class; the message says what
-happened, where, and what to do.
+happened, where, and what to do. An error that only adds a place to the message of another error is not listed.
 """
 CLICK = {"UsageError", "BadParameter", "ClickException"}
 
@@ -109,8 +109,9 @@ def page() -> str:
     for path, tree in modules.items():
         own = {name.lstrip("_"): text for name, text in constants({path: tree}).items()}
         for name, message in messages(tree, docs.keys() | CLICK):
-            whole = in_full(message, public | own)
-            by_class["UsageError" if name in CLICK else name].add(" ".join(whole.split()))
+            if re.search(r"\w", re.sub(r"\{\w+\}", "", message)):
+                whole = in_full(message, public | own)
+                by_class["UsageError" if name in CLICK else name].add(" ".join(whole.split()))
     parts = [HEAD]
     for name in (*docs, "UsageError"):
         if by_class[name]:
