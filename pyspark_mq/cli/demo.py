@@ -100,7 +100,7 @@ def failed_in_spark(error: str) -> DemoFailed:
     advice = ""
     if "failed to connect back" in error:
         advice = (
-            " This machine was too slow: Spark waits only ten seconds for a Python process to start. Run the demo again"
+            ". This machine was too slow: Spark waits ten seconds for a Python process to start. Run the demo again"
         )
     return DemoFailed(f"Spark failed: {error.splitlines()[0]}{advice}")
 

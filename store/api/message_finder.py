@@ -161,8 +161,8 @@ class MessageFinder(StoreReader):
         for queue, (start, stop) in found.items():
             if start > stop:
                 raise InvalidArgument(
-                    f"topic {topic!r}, queue {queue}: [{start}, {stop}) ends before it begins. Give an end at or "
-                    "after the begin"
+                    f"topic {topic!r}, queue {queue}: the range [{start}, {stop}) ends before it begins. Give an "
+                    "end at or after the begin"
                 )
             first = start if begin is None else min(max(start, self._stored_from(topic, queue, start, begin)), stop)
             last = stop if end is None else max(min(stop, self._stored_from(topic, queue, start, end)), first)

@@ -269,7 +269,8 @@ def _group(address: LogAddress | Log, group: str | Group) -> Group:
         return group
     if not isinstance(address, HasGroups):
         raise InvalidArgument(
-            f"group={group!r} is a name, but this log has no groups that are found by name. Give a Group object"
+            f"group={group!r}: a {type(address).__name__} cannot find a group by its name. Give the store's path or "
+            "the cluster's address in its place, or give a Group object"
         )
     return address.group(group)
 

@@ -226,9 +226,9 @@ class Recovery:
         bare = [(topic, n) for topic, count in topics.items() for n in range(count) if (topic, n) not in found]
         if ends is None and bare and (file := self._root / QUEUE_ENDS_FILE).exists():
             raise CorruptStore(
-                f"{file}: damaged, and only this file records how many messages {len(bare)} queues without files "
-                f"had. The first is topic {bare[0][0]}, queue {bare[0][1]}. Restore the file from a copy. Without a "
-                "copy, delete the file: these queues then begin at offset 0, even if they had messages before"
+                f"{file}: this file is damaged. Only this file records the ends of {len(bare)} queues that have no "
+                f"files, such as topic {bare[0][0]}, queue {bare[0][1]}. Restore it from a copy. Without a copy, "
+                "delete it: these queues then begin at offset 0, even if they had messages before"
             )
         for name, end in ends.of.items() if ends is not None else ():
             queue = found.get(name)
@@ -306,7 +306,7 @@ class Recovery:
         or_move = f". If {why}, move {folder} out of the store instead" if why else ""
         return CorruptRecord(
             f"{self._log.segments.directory}: the record at log offset {at} says topic {topic}, queue {queue_id}, "
-            f"offset {offset}, but the queue continues at {queue.max_offset}. {_REMEDY}{or_move}"
+            f"offset {offset}, but the queue's next offset is {queue.max_offset}. {_REMEDY}{or_move}"
         )
 
     def _may_be_torn(self) -> bool:

@@ -207,7 +207,7 @@ def test_damaged_queue_offset_is_no_recreation(tmp_path: Path, lost: int | str |
             file.seek(lost * CQ_ENTRY.itemsize)
             file.write(bytes(CQ_ENTRY.itemsize))
     with pytest.raises(
-        CorruptRecord, match=r"offset 0, but the queue continues at 8\. .* move consumequeue/t/0 out of"
+        CorruptRecord, match=r"offset 0, but the queue's next offset is 8\. .* move consumequeue/t/0 out of"
     ):
         MessageStore.open(path)
 

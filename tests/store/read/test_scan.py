@@ -321,7 +321,7 @@ def test_wrong_arguments_are_refused_at_once(filled: Filled) -> None:
         to_arrow("orders", ["value"])
     with pytest.raises(OffsetNotYet):
         to_arrow("orders", queues={0: (0, 4)})
-    with pytest.raises(InvalidArgument, match=r"queue 0: \[2, 1\) ends before it begins"):
+    with pytest.raises(InvalidArgument, match=r"queue 0: the range \[2, 1\) ends before it begins"):
         to_arrow("orders", queues={0: (2, 1)})
 
 

@@ -201,7 +201,7 @@ def test_record_with_a_wrong_queue_offset_is_named(path: Path, offset: int) -> N
         file.write(offset.to_bytes(8, "big", signed=True))
     (path / "watermark").unlink()
     before = digests(path)
-    said = f"log offset {at} says topic t, queue 0, offset {offset}, but the queue continues at 12. Restore the segment"
+    said = f"log offset {at} says topic t, queue 0, offset {offset}, but the queue's next offset is 12. Restore the"
     with pytest.raises(CorruptRecord, match=said) as told:
         MessageStore.open(path)
     remedy = "If the topic was deleted and created again, move consumequeue/t/0 out of the store instead"
