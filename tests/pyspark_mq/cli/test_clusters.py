@@ -75,7 +75,7 @@ def test_commands_use_an_account_over_tls(
         monkeypatch.setenv("ROCKETMQ_SECRET_KEY", "12345678")
         assert sorted(succeed(*words).split()) == [*"012345"]
         monkeypatch.setenv("ROCKETMQ_CA_FILE", str(accounts))
-        assert f"{accounts}: this is not a file of certificates" in run(*words).stderr
+        assert f"{accounts}: no certificates can be read" in run(*words).stderr
 
 
 def test_errors_are_one_line(serving: Serving) -> None:

@@ -30,7 +30,10 @@ from tests.pyspark_mq.cli.process import SCRIPT, TIMEOUT_SECONDS, run, succeed
         (("topic", "create", "{path}", "SCHEDULE_TOPIC_XXXX"), "'SCHEDULE_TOPIC_XXXX' is one of RocketMQ's own topics"),
         (("stats", "s3://bucket/{other}"), "this is an archive"),
         (("groups", "list", "s3://bucket/{other}"), "this is an archive, and this command needs a store's directory"),
-        (("verify", "rocketmq://127.0.0.1:1"), "Of pyspark-mq, stats, top, tail, export, query --time, groups list"),
+        (
+            ("verify", "rocketmq://127.0.0.1:1"),
+            "these pyspark-mq commands: stats, top, tail, export, query --time, groups list",
+        ),
     ],
 )
 def test_error_is_one_line_and_exit_code_1(path: Path, tmp_path: Path, arguments: tuple[str, ...], named: str) -> None:

@@ -176,7 +176,7 @@ def test_consumer_continues_in_a_recreated_topic(store: MessageStore, count: int
 def test_wrong_topics_and_logs_are_refused(cluster: ClusterAddress) -> None:
     with pytest.raises(UnknownTopic, match=r"topic 'x' does not exist\. Existing topics: t"):
         Consumer(cluster, "g", "x", Seen())
-    with cluster.open() as log, pytest.raises(InvalidArgument, match="Give a Group object"):
+    with cluster.open() as log, pytest.raises(InvalidArgument, match="give a Group object"):
         Consumer(log, "g", "t", Seen())
     with cluster.open() as log, Consumer(log, cluster.group("g"), "t", Seen()) as consumer:
         until(lambda: {*TOPIC} <= {*consumer.assigned})

@@ -60,7 +60,7 @@ def test_producer_waits_for_broker(pair: Pair) -> None:
 
 
 def test_names_and_requests_need_a_directory(pair: Pair) -> None:
-    with pytest.raises(UnsupportedStore, match="Remove name"):
+    with pytest.raises(UnsupportedStore, match="Remove the name"):
         Producer(f"rocketmq://{pair.names}", "importer")
     with Producer(f"rocketmq://{pair.names}") as producer, pytest.raises(UnsupportedStore, match="a directory only"):
         producer.request(Message("t", b""))

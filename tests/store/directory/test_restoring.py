@@ -109,11 +109,14 @@ def test_light_queues_are_not_restored_as_ordinary_ones(tmp_path: Path) -> None:
         ends = store.bounds([Queue("lmq", number) for number in range(4)])
     with MessageStore.open(tmp_path / "mq", create=False) as store:
         store.archive(of_light.url, topics=light)
-    with pytest.warns(RuntimeWarning, match="light"), pytest.raises(UnsupportedStore, match=r"without them: lmq$"):
+    with (
+        pytest.warns(RuntimeWarning, match="light"),
+        pytest.raises(UnsupportedStore, match=r"other topics, name them: lmq$"),
+    ):
         restore(address, tmp_path / "new", config=SMALL)
     with pytest.raises(UnsupportedStore, match="No other topics are archived"):
         restore(of_light, tmp_path / "new", config=SMALL)
-    with pytest.raises(UnknownTopic, match="restored with the topics of their messages"):
+    with pytest.raises(UnknownTopic, match="restored with the topics that its messages"):
         restore(address, tmp_path / "new", light[:1], SMALL)
     assert not (tmp_path / "new").exists()
     with pytest.warns(RuntimeWarning, match="light"):
