@@ -212,7 +212,7 @@ def _refuse_newer(json_: Mapping[str, Any], known: tuple[str, ...]) -> None:
 
 
 class BatchStart(NamedTuple):
-    """starts: the begins to pin in the batch's end. last: as far as the previous offset has them."""
+    """starts: the part of `begin` to write into the batch's end offset. last: fingerprints in the previous offset."""
 
     begin: Positions
     starts: Positions

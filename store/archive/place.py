@@ -110,7 +110,7 @@ class ArchivePlace:
         return seen.catalog
 
     def save(self, catalog: Catalog) -> None:
-        """Raises `ObjectsUnavailable`, also if another process changed the metadata since the last `load`."""
+        """Raises `ObjectsUnavailable` if the write fails, or if another process wrote after the last `load`."""
         seen, text = self._seen.data, catalog.text()
         self.load()
         if self._seen.data != seen:

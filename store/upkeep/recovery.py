@@ -31,6 +31,7 @@ from store.format.columns import LAST_MS
 from store.format.layout import CHECKPOINT_MARGIN_MS, CONSUME_QUEUE_DIR, QUEUE_ENDS_FILE
 from store.format.record_view import Ints
 from store.model.errors import CorruptRecord, CorruptSegment, CorruptStore
+from store.model.integers import counted
 from store.upkeep.findings import misplaced, place_of
 from store.upkeep.plans import Plan, Point, SoundIndexFiles
 
@@ -225,10 +226,11 @@ class Recovery:
         ends, topics = QueueEnds.read(self._root), Topics(self._root).queue_counts()
         bare = [(topic, n) for topic, count in topics.items() for n in range(count) if (topic, n) not in found]
         if ends is None and bare and (file := self._root / QUEUE_ENDS_FILE).exists():
+            queues = counted(len(bare), "queue")
             raise CorruptStore(
-                f"{file}: this file is damaged. Only this file records the ends of {len(bare)} queues that have no "
-                f"files, such as topic {bare[0][0]}, queue {bare[0][1]}. Restore it from a copy. Without a copy, "
-                "delete it: these queues then begin at offset 0, even if they had messages before"
+                f"{file}: this file is damaged. Only this file records the ends of {queues} without files, such as "
+                f"topic {bare[0][0]}, queue {bare[0][1]}. Restore it from a copy. Without a copy, delete it: "
+                "these queues then begin at offset 0, even if they had messages before"
             )
         for name, end in ends.of.items() if ends is not None else ():
             queue = found.get(name)

@@ -247,9 +247,9 @@ def test_end_options_are_refused_for_streams(option: str, text: str) -> None:
     [
         ("startingOffsets", "latest", "startingOffsets cannot be latest"),
         ("startingOffsets", "-0", "startingOffsets cannot be latest"),
-        ("startingOffsets", '{"orders": {"0": -1}}', r"\(-1\) for orders/0: a batch"),
+        ("startingOffsets", '{"orders": {"0": -1}}', "(-1) for orders/0: a batch"),
         ("endingOffsets", "earliest", "endingOffsets cannot be earliest"),
-        ("endingOffsets", '{"orders": {"0": -2}}', r"\(-2\) for orders/0: a batch"),
+        ("endingOffsets", '{"orders": {"0": -2}}', "(-2) for orders/0: a batch"),
         ("maxOffsetsPerTrigger", "5", "maxOffsetsPerTrigger is for streaming queries"),
         ("maxBytesPerTrigger", "5m", "maxBytesPerTrigger is for streaming queries"),
         ("minOffsetsPerTrigger", "5", "minOffsetsPerTrigger is for streaming queries"),

@@ -206,7 +206,7 @@ def test_topic_is_recreated_while_it_is_archived(store: MessageStore, url: str) 
             put(store, "orders", "new", 400)
 
     queues = [ORDERS, Queue("other", 0)]
-    with pytest.raises(QueuesPassedOver, match="orders/0: the store.s message before offset"):
+    with pytest.raises(QueuesPassedOver, match=r"orders/0: the store.s message before offset"):
         of_store.run(
             store._published,
             ArchiveOrder(queues, lambda queue: store.max_offset(queue.topic, queue.queue_id)),

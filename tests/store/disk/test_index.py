@@ -158,7 +158,7 @@ def test_empty_file_is_skipped(tmp_path: Path) -> None:
 
 def test_files_of_other_sizes_are_refused(tmp_path: Path) -> None:
     append(Index(tmp_path, 13, 40, writable=True), made_records(1))
-    with pytest.raises(ConfigError, match="maxHashSlotNum=14, maxIndexNum=40"):
+    with pytest.raises(ConfigError, match="maxHashSlotNum=14 and maxIndexNum=40"):
         list(Index(tmp_path, 14, 40, writable=False).candidates("orders", "k0"))
 
 

@@ -182,7 +182,7 @@ def test_lost_queue_with_damaged_ends_is_an_error(emptied: Path) -> None:
     (emptied / "queueends").write_bytes(sound.replace(b'["t",1,25]', b'["t",1,35]'))
     with (
         pytest.warns(RuntimeWarning, match="queueends: .*damaged"),
-        pytest.raises(CorruptStore, match=r"1 queues .* topic t, queue 1\. Restore .* delete the file"),
+        pytest.raises(CorruptStore, match=r"1 queue .* topic t, queue 1\. Restore .* delete it"),
     ):
         MessageStore.open(emptied)
     copied = emptied.parent / "copied"
