@@ -125,7 +125,7 @@ def decode_batch(data: bytes, most: int) -> list[Batched]:
                 PutStatus.MESSAGE_ILLEGAL, f"a batch of more than {most:,} messages of this kind: send less at once"
             )
         if len(data) - at < MIN_BATCHED_BYTES:
-            raise BadFrame(f"the batch is damaged: {len(data) - at} bytes are left after {len(found)} messages")
+            raise BadFrame(f"the batch is damaged: {len(data) - at} bytes are left after message {len(found)}")
         size, _, _, flag, length = _HEAD.unpack_from(data, at)
         body = at + _HEAD.size
         properties = body + length + _PROPERTIES.size

@@ -207,7 +207,7 @@ def test_segment_missing_in_the_middle_is_an_error(three_segments: Path) -> None
         assert sum(batch.num_rows for batch in reader.scan("t", 0, 0, 3)) == 3
         assert sum(batch.num_rows for batch in reader.scan("t", 0, 6, 9)) == 3
         with pytest.raises(
-            OffsetLost, match=rf"{file}: this segment is missing. .* bytes 4096 to 8192.* restore it from a copy"
+            OffsetLost, match=rf"{file}: this segment is missing. .* bytes 4096 .* restore a lost file from a copy"
         ):
             list(reader.scan("t", 0, 0, 9))
     (three_segments / "watermark").unlink()
