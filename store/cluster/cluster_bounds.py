@@ -24,8 +24,8 @@ _KNOWN_SECONDS = 60.0  # then retention may have moved the begin
 class ClusterBounds:
     """The bounds of queues. Thread-safe.
 
-    A broker counts as missing from a request that it does not answer until the next one that it answers. While a pull
-    is held at a queue's end, the end is known, so the broker is not asked.
+    A broker counts as missing from a request that it does not answer until it answers and name servers list it again,
+    because only then tasks find it. While a pull is held at a queue's end, the end is known, so the broker is not asked.
     """
 
     def __init__(self, brokers: Brokers, end_pulls: EndPulls) -> None:
@@ -53,14 +53,20 @@ class ClusterBounds:
             if not left:
                 break
         silent = {name: str(error) for name, error in failed.items()}
-        silent |= dict.fromkeys(self._brokers.routes.unlisted(), "no name server lists it") | silent
-        for name in {broker.name for broker in where.values()} - silent.keys() - resting:
+        one_each = {queue.broker: queue for queue in where}
+        back = one_each.keys() & self.missing.keys() - silent.keys() - resting
+        unlisted = self._brokers.routes.unlisted() | {
+            name for name in back if not self._brokers.routes.lists(one_each[name])
+        }
+        silent |= dict.fromkeys(unlisted, "no name server lists it") | silent
+        for name in back - unlisted:
             self._note_returned(name)
         for name, why in silent.items():
             self._note_missing(name, why, now)
         asked = {broker.name for broker in where.values()} | silent.keys()
         missing = {name: self.missing[name] for name in sorted(asked & self.missing.keys())}
-        return LogLook({queue: found[queue] for queue in queues if queue in found}, missing)
+        there = {queue: found[queue] for queue in queues if queue in found and queue.broker not in missing}
+        return LogLook(there, missing)
 
     def complete(self, queues: Sequence[Queue]) -> dict[Queue, Bounds]:
         """Wait for the brokers of `queues`, but not for others, which a task does not need. Raises `BrokerMissing`."""

@@ -363,10 +363,12 @@ class RouteTable:
         Those are known from earlier routes or from the topic's order configuration. Otherwise a missing broker of
         `ClusterAddress.brokers` is assumed to have as many queues as the broker with the most.
         """
-        route = self.route(topic)
+        missing = self.unlisted()
+        asked, _ = self._listed
+        route = self.route(topic, oldest=min(ROUTE_SECONDS, time.monotonic() - asked))  # has all brokers listed then
         there = {} if route is None else route.write
         counts = Counter(queue.broker for queue in there)
-        expected = dict.fromkeys(self.unlisted(), max(counts.values(), default=0)) | self._ordered(topic)
+        expected = dict.fromkeys(missing, max(counts.values(), default=0)) | self._ordered(topic)
         found = {
             Queue(topic, number, broker=name): self._last.get(name, Broker(name, ()))
             for name, count in expected.items()
@@ -400,6 +402,11 @@ class RouteTable:
         if expected <= listed.keys() and time.monotonic() - asked < ROUTE_SECONDS:
             return frozenset()
         return expected - self._listing()[1].keys() if expected else expected
+
+    def lists(self, queue: Queue) -> bool:
+        """Return whether the topic's route, at most a second old, has the queue."""
+        route = self.route(queue.topic, oldest=_AGAIN_SECONDS)
+        return route is not None and queue in route.read
 
     def brokers(self) -> list[Broker]:
         code = RequestCode.GET_BROKER_CLUSTER_INFO

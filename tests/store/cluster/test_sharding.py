@@ -12,11 +12,12 @@ import pytest
 from store import Unreachable
 from store.cluster.address import ClusterAddress
 from store.cluster.brokers import Brokers
-from store.model.codes import RequestCode
+from store.model.codes import RequestCode, ResponseCode
 from store.remoting.headers import KvValue
-from store.remoting.request import Request, Response
+from store.remoting.request import Request, Response, of_json
 from tests.pair import Pair
 from tests.store.cluster.test_pulls import Moody
+from tests.store.cluster.test_route_table import nowhere, said
 
 KEYS = [f"k{number}" for number in range(20)]
 
@@ -70,6 +71,27 @@ def test_message_without_key_goes_to_other_broker(pair: Pair) -> None:
         append.add("t", pa.table({"body": KEYS}))
         append.publish()
     assert sorted(key for key, _ in stored(pair, "a")) == sorted(KEYS)
+
+
+def test_queues_of_a_broker_that_returns_now_are_known() -> None:
+    """It registers between two requests to the name server."""
+    routed = ["a"]
+
+    def listing(request: Request) -> Response:
+        routed[:] = "ab"
+        return of_json({"brokerAddrTable": {name: {"brokerName": name, "brokerAddrs": {}} for name in "ab"}})
+
+    answers = {
+        RequestCode.GET_ROUTEINFO_BY_TOPIC: lambda request: said(nowhere(routed)),
+        RequestCode.GET_BROKER_CLUSTER_INFO: listing,
+        RequestCode.GET_KV_CONFIG: lambda request: Response(ResponseCode.QUERY_NOT_FOUND),
+    }
+    with (
+        closing(Moody(others=answers)) as names,
+        closing(Brokers(ClusterAddress((names.server.address,), brokers=frozenset("ab")))) as brokers,
+    ):
+        brokers.routes.route("orders")
+        assert [queue.broker for queue in brokers.routes.configured("orders")] == ["a", "b"]
 
 
 def test_order_configuration_names_queues_of_missing_broker() -> None:
