@@ -20,6 +20,7 @@ from store.model.errors import StoreError, UnknownTopic
 from store.remoting.threads import settle, without_frames
 
 Fields = Mapping[str, npt.ArrayLike]
+_MOST_WAITING = 10_000  # messages; an empty one takes about 1 kB of memory
 
 
 class _Waiting(NamedTuple):
@@ -35,7 +36,7 @@ class Appending:
     def __init__(self, store: MessageStore) -> None:
         self._store = store
         self._thread = ThreadPoolExecutor(1, "mq-append")
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._waiting: deque[_Waiting] = deque()
 
     def append(self, messages: Sequence[Message], fields: Fields, new_queues: int) -> Future[AppendResult]:
@@ -45,11 +46,16 @@ class Appending:
         how many queues to create a missing topic; 0: do not create it.
         """
         appended: Future[AppendResult] = Future()
-        with self._lock:
+        with self._changed:
             if not self._waiting:
                 self._thread.submit(self._append_waiting)  # first, so that no message waits if no thread can start
             self._waiting.append(_Waiting(messages, fields, new_queues, appended))
         return appended
+
+    def wait_for_space(self) -> None:
+        """Wait until few messages wait for an append."""
+        with self._changed:
+            self._changed.wait_for(lambda: sum(len(each.messages) for each in self._waiting) < _MOST_WAITING)
 
     def stop(self) -> None:
         """Append the waiting messages, and end the thread."""
@@ -58,9 +64,10 @@ class Appending:
     def _append_waiting(self) -> None:
         later: list[_Waiting] = []
         while True:
-            with self._lock:
+            with self._changed:
                 waiting = [*later, *self._waiting]
                 self._waiting.clear()
+                self._changed.notify_all()
             if not waiting:  # an earlier job, for which no thread could start, appended them
                 return
             later = self._append_all(waiting)

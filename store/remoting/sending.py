@@ -91,17 +91,17 @@ class ServedSends:
         return self._send(request, header, [Batched(header.flag, bytes(request.command.body), _common(header))])
 
     def _send_any(self, request: Request) -> Answer:
-        """Wait for the append of a batch, so that there are no more decoded batches than workers."""
+        """Decode a batch when few messages wait, because decoded ones may need 40 times the memory of their frame."""
         header, body = _SENDS[request.command.code].of(request.command.fields), bytes(request.command.body)
         is_batch = _is_batch(request, header)
         if is_batch:
+            self._appending.wait_for_space()
             parts = _parts(body, header, self._store.config.maxMessageSize + _BATCH_SLACK)
         else:
             parts = [Batched(header.flag, body, _common(header))]
         if header.sys_flag & SYS_COMPRESSED:
             _must_inflate(parts, header.sys_flag, self._store.config.maxDecompressedMessageSize)
-        answer = self._send(request, header, parts, is_batch=is_batch)
-        return answer.result() if is_batch else answer
+        return self._send(request, header, parts, is_batch=is_batch)
 
     def _send(
         self, request: Request, header: SendMessage, parts: Sequence[Batched], *, is_batch: bool = False
