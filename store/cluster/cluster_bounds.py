@@ -25,7 +25,8 @@ class ClusterBounds:
     """The bounds of queues. Thread-safe.
 
     A broker counts as missing from a request that it does not answer until it answers and name servers list it again,
-    because only then tasks find it. While a pull is held at a queue's end, the end is known, so the broker is not asked.
+    because only then tasks find it. While a pull is held at a queue's end, the end is known, so the broker is not
+    asked.
     """
 
     def __init__(self, brokers: Brokers, end_pulls: EndPulls) -> None:
