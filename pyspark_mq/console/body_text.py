@@ -13,7 +13,7 @@ _HEX_WIDTH = 16
 
 
 class ShownBody(NamedTuple):
-    """note: why it is cut or in another form than requested; "" otherwise."""
+    """note: why the body is cut or not in the requested form; "" otherwise."""
 
     form: BodyForm
     text: str
@@ -58,7 +58,7 @@ def as_text(body: bytes, *, is_cut: bool = False) -> str | None:
 
 
 def as_json(text: str) -> str | None:
-    """Return None for other text, and for a bare number or word."""
+    """Indent a JSON object or array. Return None for any other text."""
     if not text.lstrip().startswith(("{", "[")):
         return None
     try:

@@ -63,7 +63,7 @@ Refuse = Callable[[Request, Exception], Response]
 
 
 class Guard:
-    """ASGI middleware that requires the token for pages, and adds the headers above to every response.
+    """ASGI middleware that requires the token for pages, and adds security headers to every response.
 
     refuse: creates the response to a request without the token. Style sheets and scripts need no token.
     """

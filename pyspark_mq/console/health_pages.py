@@ -63,7 +63,10 @@ def health_of(directory: str) -> StoreHealth:
 
 
 class Verification:
-    """Runs `verify` in a background thread, one at a time."""
+    """Runs `verify` in a background thread. During a run, `start` does nothing.
+
+    done, total: bytes of the log, of the current or last run.
+    """
 
     def __init__(self, directory: str) -> None:
         self.directory = directory

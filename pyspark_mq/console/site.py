@@ -60,8 +60,10 @@ class Site:
         return queue, int(offset)
 
     async def own_form(self, request: Request, *, changes: bool = True) -> dict[str, str]:
-        """Raises `Forbidden` for a form of another site, `ReadOnlyStore` if it `changes` something in a read-only
-        console.
+        """Return the fields of a form that a page of this console sent.
+
+        changes: whether the form changes the store. Raises `Forbidden` for a form of another site, `ReadOnlyStore` for
+        a change in a read-only console, and `HTTPException` for a form over 64 KiB.
         """
         body = b""
         async for piece in request.stream():
@@ -80,7 +82,7 @@ def redirect(path: str, **parameters: str) -> Response:
 
 
 def environment(**globals_: object) -> Environment:
-    """It escapes values and makes control characters visible."""
+    """Return a template environment that escapes values and makes control characters visible."""
     found = Environment(
         loader=FileSystemLoader(Path(__file__).with_name("templates")),
         autoescape=True,

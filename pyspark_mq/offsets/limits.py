@@ -1,8 +1,8 @@
 """The starts and ends of a query: options such as `startingOffsets` and `startingTimestamp`, resolved to offsets.
 
 As in Spark's Kafka source, a time takes precedence over times by queue, and these over offsets. Unlike there, values
-may be relative: "-1000" means the last 1,000 messages of each queue, and "-10 minutes" that long before planning. Every
-parser raises `OptionError`.
+may be relative: "-1000" means the last 1,000 messages of each queue, and "-10 minutes" that long before planning. The
+`parse_` functions, `start_of` and `end_of` raise `OptionError`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _WHOLE_MS = re.compile(r"[0-9]{1,18}")
 
 
 class StartOrEnd(Protocol):
-    """Frozen and picklable."""
+    """A start or end before it is resolved to offsets. Frozen and picklable."""
 
     def resolve(self, log: Log, bounds: Mapping[Queue, Bounds]) -> Positions:
         """Return an offset for each subscribed queue. Raises `OptionError`.

@@ -31,7 +31,7 @@ _log = logging.getLogger("pyspark_mq")
 
 
 class LossCase(Enum):
-    """first, end: the present bounds of the queue."""
+    """Placeholders in the texts: first and end are the present bounds of the queue."""
 
     EXPIRED = "older messages were deleted, and the queue's first message is now {first}"
     CUT = "the queue ends at {end}, so it was recreated or truncated"
@@ -47,7 +47,10 @@ class LossCase(Enum):
 
 
 class Loss(NamedTuple):
-    """lost: the range; empty if the number is unknown. there: the present bounds of the queue."""
+    """Messages that a query cannot read.
+
+    lost: their range; empty if the number of messages is unknown. there: the present bounds of the queue.
+    """
 
     lost: QueueRange
     case: LossCase
@@ -66,7 +69,10 @@ class Loss(NamedTuple):
 
 
 def loss_before(queue: Queue, position: int, there: Bounds | None, is_another: bool = False) -> Loss | None:
-    """there: None for a deleted queue. is_another: the message before `position` is not the one that was read."""
+    """Return the loss of a query that continues at `position`, None if it can continue there.
+
+    there: None for a deleted queue. is_another: the message before `position` is not the one that was read.
+    """
     rest = QueueRange(queue, position, position)
     if there is None:
         return Loss(rest, LossCase.GONE)

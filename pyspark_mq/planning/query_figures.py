@@ -10,9 +10,10 @@ from store.model.log_protocol import LogAddress
 
 
 class QueryFigures:
-    """Does nothing for a log without a directory.
+    """Records which topics a query reads, so that other processes can list running queries.
 
-    The record needs no heartbeat: other processes ignore it when this process has ended.
+    Does nothing for a log without a directory. The record needs no heartbeat: other processes ignore it when this
+    process has ended.
     """
 
     def __init__(self, address: LogAddress, group: str) -> None:

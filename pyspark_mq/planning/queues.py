@@ -25,7 +25,10 @@ def ends(bounds: Mapping[Queue, Bounds]) -> Positions:
 
 
 def check_before_planning(options: SourceOptions) -> None:
-    """With `failOnDataLoss=false` topics may be missing. If the checkpoint has them, they are reported as losses."""
+    """Raise `SubscriptionError` if a named topic is missing, unless `failOnDataLoss` is false.
+
+    If it is false, planning later reports missing topics of the checkpoint as losses.
+    """
     with options.address.open() as log:
         if options.fail_on_data_loss:
             options.subscription.require(log.topics())
@@ -41,14 +44,14 @@ class Queues:
         self._told: set[str] = set()
 
     def bounds(self) -> dict[Queue, Bounds]:
-        """Sorted, and without missing brokers."""
+        """Return the bounds of the subscribed queues, sorted, without those of missing brokers."""
         return self._log.look(self._options.subscription.select(self._topics())).bounds
 
     def _topics(self) -> Mapping[str, tuple[Queue, ...]]:
         return self._log.topics(self._options.subscription.lists, _OLDEST_SECONDS)
 
     def bounds_of_all(self) -> dict[Queue, Bounds]:
-        """For a query that begins.
+        """Return the bounds of all subscribed queues, for a query that begins.
 
         Raises `SubscriptionError` for a missing topic or queue, and `BrokerMissing` unless the query skips missing
         brokers.
@@ -115,7 +118,10 @@ class Queues:
             raise BrokerMissing.of(self._options.address, late)
 
     def last(self, ends: Positions, batch: BatchStart) -> Fingerprints:
-        """`batch` has the fingerprints of queues in which it reads nothing."""
+        """Return the fingerprint of the message before each end.
+
+        Takes it from `batch` for a queue in which the batch reads nothing, and from the log for the other queues.
+        """
         kept = {queue: was for queue, was in batch.last.items() if ends.get(queue) == batch.begin[queue]}
         return kept | self._log.fingerprints({queue: end for queue, end in ends.items() if queue not in kept})
 

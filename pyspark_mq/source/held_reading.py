@@ -88,7 +88,10 @@ class HeldReader:
             yield from self._read_to_record(log, reached, record)
 
     def _has_queues(self, task: HeldTask) -> Callable[[], bool]:
-        """If the driver's process is killed, another query gets its locks at once, but Spark continues the batch."""
+        """Return a function that tells whether the query still owns its queues.
+
+        If the driver's process is killed, another query gets its locks at once, but Spark continues the batch.
+        """
         group, member = self._options.consumer_group, task.member
         if member is None or group is None:
             return lambda: True
@@ -97,7 +100,9 @@ class HeldReader:
     def _held(
         self, log: Log, reached: Positions, last: Fingerprints, deadline: float, has_queues: Callable[[], bool]
     ) -> Iterator[pa.RecordBatch]:
-        """Advance `reached`, the next offsets, and `last`, the fingerprints of the messages before.
+        """Yield messages as they arrive, until the deadline or until the query loses its queues.
+
+        Advances `reached`, the next offsets, and `last`, the fingerprints of the messages before them.
 
         A queue that is deleted or replaced concurrently is not advanced: the next batch reports the loss.
         """
@@ -150,7 +155,10 @@ class HeldReader:
             )
 
     def _read_to_record(self, log: Log, reached: Positions, record: TaskRecord) -> Iterator[pa.RecordBatch]:
-        """Yield nothing if this attempt wrote the record."""
+        """Yield the messages from `reached` to the recorded ends: none if this attempt wrote the record.
+
+        Raises `LedgerError` if this attempt has read past a recorded end.
+        """
         for queue, end in record.next.items():
             if (own := reached[queue]) > end:
                 raise LedgerError(

@@ -48,7 +48,7 @@ from store.read.published import PublishedQueues
 
 
 class StoreReader(Opened):
-    """A subclass sets the attributes below, and closes them."""
+    """The reading methods of a store. A subclass sets the attributes below, and closes them."""
 
     path: Path
     config: StoreConfig
@@ -80,7 +80,10 @@ class StoreReader(Opened):
         return self._published.dispatched_offset()
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """Return the queue offset of the oldest message. Raises `UnknownTopic`, `UnknownQueue`, `CorruptSegment`."""
+        """Return the queue offset of the oldest message in the store, or `max_offset` of an empty queue.
+
+        Ignores the archive, which may have older messages. Raises `UnknownTopic`, `UnknownQueue`, `CorruptSegment`.
+        """
         self.must_be_open()
         return self.offsets(topic, queue_id)[0]
 
@@ -188,8 +191,8 @@ class StoreReader(Opened):
         tags: an expression such as "paid || shipped", or any filter, see `store.message_filter`.
         check_crc: compare bodies with their checksums. Without it, record headers are still checked, but the part
         behind a body only if a column or a filter needs it.
-        max_rows, max_bytes: limits of a batch, which has at least one row. Bytes of records, and of decompressed
-        bodies.
+        max_rows, max_bytes: limits of a batch, which has at least one row. `max_bytes` limits the records, and also
+        their decompressed bodies.
         max_body_bytes: limit of one decompressed body; default: `maxDecompressedMessageSize`.
         unreadable: for a body over that limit, or one that does not decompress. "error" raises after the messages
         before it. "null" reads it as null, "raw" as it is stored; column `bodyError` has the reason.
@@ -247,7 +250,7 @@ class StoreReader(Opened):
         return self._published.fingerprint(topic, queue_id, integer("offset", offset, 0))
 
     def fingerprints(self, offsets: Mapping[Queue, int]) -> dict[Queue, Fingerprint]:
-        """Missing queues and deleted messages are left out."""
+        """Identify the message at each offset. Leaves out missing queues and deleted messages."""
         self.must_be_open()
         found = {}
         for queue, it in self._published.there(offsets):

@@ -173,7 +173,7 @@ class Writer:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """First undo a dead writer's append, so that the files end at the published end."""
+        """Acquire the store lock, then undo a dead writer's append, so that the files end at the published end."""
         with self._lock.held():
             self._appender.repair()
             yield
@@ -274,7 +274,7 @@ class Append:
     def add_messages(self, messages: Iterable[Message], fields: Mapping[str, npt.ArrayLike] | None = None) -> None:
         """Add messages of any topics. Raises as `put`.
 
-        fields: of RECORD_HEADER, from a remote producer: one value for each message.
+        fields: values for fields of RECORD_HEADER, from a remote producer: one for each message, or one for all.
         """
         parts, listed = self._open_parts(), sendable(messages)
         if listed:
@@ -288,7 +288,10 @@ class Append:
     def add_broker_messages(
         self, messages: Sequence[Message], fields: Mapping[str, npt.ArrayLike] | None = None
     ) -> None:
-        """Add messages to any topics, even a broker's own, with any properties. Each must have a queue id."""
+        """Add messages to any topics, even a broker's own, with any properties. Each must have a queue id.
+
+        fields: see `add_messages`. Raises `MessageRefused`.
+        """
         self._open_parts().append([_with_fields(fields, self._records.of_own(messages))])
 
     def add_copies(self, copies: RecordCopies, places: CopyDestinations) -> None:

@@ -29,8 +29,10 @@ LOOK_SECONDS = 1.0  # check the owner if the published end has not moved for so 
 
 
 class LogEnd:
-    """The directory's owner is a broker or this project's writers; before the first write, it has none. If the owner
-    changes, `confirm_offset` raises `StoreReplaced`.
+    """The end of a directory's log, for readers.
+
+    A broker or this project's writers own the directory; before the first write, neither does. If the owner changes,
+    `confirm_offset` raises `StoreReplaced`.
     """
 
     def __init__(self, root: Path, log: CommitLog) -> None:

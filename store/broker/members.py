@@ -1,13 +1,14 @@
-"""The members of a consumer group, each with a locked file; and the groups of servers.
+"""The members of a consumer group, each with a locked file, and the groups that a server has locked.
 
     consumers/{group}/{member id}.member    JSON behind its CRC32, see `MemberEntry`
-    consumers/{group}/done/{member id}      its offset in each queue: one `DONE_OFFSET` for each of its slots
+    consumers/{group}/done/{member id}      its next offset in each queue of `MemberEntry.slots`, as `DONE_OFFSET`
 
 When a process ends, the kernel releases the lock and notifies watchers of the folder. So the group notices a killed
-member at once, and takes over its commits. As with RocketMQ's broker, a member that hangs counts as lost after two
+member at once, and commits its offsets. As with RocketMQ's broker, a member that hangs counts as lost after two
 minutes without a heartbeat.
 
-A server locks each group of its clients: one byte of `clients/served`, at a hash of the group's name.
+A server locks each group of its clients, so that no other process takes the group's queues. The lock is one byte of
+`clients/served`, at a hash of the group's name.
 """
 
 from __future__ import annotations
@@ -105,7 +106,9 @@ class MemberFiles(Opened):
         self.claim({})
 
     def claim(self, claims: dict[Queue, float], resets: int | None = None, asks: Iterable[Queue] | None = None) -> None:
-        """None keeps a value. This is also a heartbeat. The caller must hold the groups' lock.
+        """Write the member's entry, which is also a heartbeat. The caller must hold the groups' lock.
+
+        claims: see `MemberEntry`. resets, asks: None keeps the value.
 
         If writing fails, the member leaves, and later calls raise that error.
         """
@@ -183,7 +186,7 @@ def _is_alive(path: Path) -> bool:
 
 
 def _remove(path: Path) -> None:
-    """Delete the file that makes it a member last."""
+    """Delete the member file last, so that the next `remove_dead` finds it if this process is killed in between."""
     for each in (done_path(path), path):
         with system_errors(each):
             each.unlink(missing_ok=True)
@@ -235,7 +238,7 @@ def _boot() -> str:
 
 
 class ServerGroups:
-    """Not thread-safe."""
+    """The groups that one server has locked. Not thread-safe."""
 
     def __init__(self, root: Path) -> None:
         self._path = _path(root)

@@ -86,11 +86,13 @@ class ProcessQueue:
         self._weigh(messages, 1)
 
     def ready_at(self) -> float:
+        """Return the earliest time at which `take` returns messages; 0 for now, infinity if none wait."""
         if self._cached:
             return 0.0
         return min((at for at, _ in self._again), default=_NEVER)
 
     def take(self, most: int, now: float) -> Handful | None:
+        """Hand out a handful that is due for a retry, else up to `most` new messages. Return None if there are none."""
         for number, (at, handful) in enumerate(self._again):
             if at <= now:
                 del self._again[number]
@@ -109,6 +111,7 @@ class ProcessQueue:
         return handful
 
     def done(self, handful: Handful, count: int | None = None) -> None:
+        """Finish a handful, or only its first `count` messages: the others stay in hand."""
         if count is not None and count < len(handful.messages):
             first, handful.messages = handful.messages.cut(count)
             self._weigh(first, -1)
@@ -118,6 +121,7 @@ class ProcessQueue:
             self._weigh(self._handed.popleft().messages, -1)
 
     def give_back(self, handful: Handful, at: float) -> None:
+        """at: the earliest time of the retry."""
         handful.since, handful.is_logged = _NEVER, False
         self._again.append((at, handful))
 

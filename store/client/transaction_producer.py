@@ -75,7 +75,7 @@ class TransactionProducer(Opened):
         committed. The message's `msg_id` is the transaction id that `execute` got. An error of `check` is logged, and
         means UNKNOWN.
         check_interval: seconds between two checks.
-        immunity: seconds after its start in which a transaction is not checked.
+        immunity: the age in seconds at which a transaction is first checked.
         max_checks: after this number of checks, a message goes to TRANS_CHECK_MAX_TIME_TOPIC.
 
         Raises as `MessageStore.open`, `InvalidGroup`, `InvalidArgument`.

@@ -23,10 +23,10 @@ _SHOWN = 40  # characters
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a config file, or its `.bak` if it is missing, empty or damaged. Return {} if there is neither.
+    """Read a config file, or its `.bak` if the file is missing, empty or damaged.
 
-    Warns if the file was lost or damaged: the `.bak` lacks its latest change. Raises `CorruptStore` if neither is
-    usable.
+    Returns {} if both are missing or empty. Warns if the file was lost or damaged, because the `.bak` may lack its
+    latest change. Raises `CorruptStore` if one of the two is not JSON and the other cannot replace it.
     """
     backup = _backup(path)
     failure: ValueError | None = None

@@ -21,7 +21,10 @@ _SHARE = 4  # a store opens at most a quarter of the process's files
 
 
 class ConsumeQueues:
-    """A queue has no reference to this object, so its files are closed when this is dropped."""
+    """Opens and caches the queues of one directory.
+
+    Queues hold no reference to this object, so their files are closed when its last user drops it.
+    """
 
     def __init__(
         self,
@@ -33,7 +36,7 @@ class ConsumeQueues:
         recorded_ends: Callable[[], Ends] = dict,
         is_brokers: Callable[[], bool] = lambda: False,
     ) -> None:
-        """recorded_ends: called at the first opening, and again after `forget`.
+        """recorded_ends: returns the ends that queues must reach; called at the first opening and after each `forget`.
         is_brokers: a broker restarts the queues of recreated topics at 0.
         """
         self.topics = topics = Topics(root)
@@ -102,7 +105,7 @@ class ConsumeQueues:
         return self._expected
 
     def at_most(self, topic: str, queue_id: int, confirm_offset: int, offset: int) -> int:
-        """Reads files only for offsets after the expected end."""
+        """Return `offset`, or the queue's end if that is lower. Reads files only for offsets after the expected end."""
         if offset <= self._expected.get((topic, queue_id), 0):
             return offset
         return min(offset, self.of(topic, queue_id).max_offset(confirm_offset))
@@ -113,7 +116,7 @@ def _never() -> int:
 
 
 def _open_files() -> int:
-    """If a reader polls more queues in turn, each access opens a file."""
+    """Return how many files to keep open. If a reader polls more queues in turn, each access opens a file."""
     least, most = _OPEN_FILES
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return most if soft == resource.RLIM_INFINITY else min(most, max(least, soft // _SHARE))

@@ -4,8 +4,8 @@
     subscriptionGroup.json  {"subscriptionGroupTable": {group: settings}}
     delayOffset.json        {"offsetTable": {delay level: next queue offset in SCHEDULE_TOPIC_XXXX}}
 
-Every call reads the files again, because other processes write them. Writes keep unknown keys. Call the methods that
-write under the store lock.
+Every call reads the files again, because other processes write them. Writes keep unknown keys. Acquire the store lock
+before a call that writes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _INSTANCES_DIR = "offsets"  # a group's folders, one for each broadcasting membe
 
 
 def check_group_name(group: str) -> None:
-    """As RocketMQ's Validators.checkGroup."""
+    """Raise `InvalidGroup` for a name that RocketMQ's Validators.checkGroup rejects."""
     if not isinstance(group, str) or not re.fullmatch(TOPIC_CHARACTERS, group):
         raise InvalidGroup(f"group {group!r}: only letters, digits, '%', '|', '_' and '-' are allowed")
     if len(group) > MAX_GROUP_CHARACTERS:
@@ -49,7 +49,7 @@ def check_group_name(group: str) -> None:
 
 
 def check_may_commit(group: str) -> None:
-    """A commit in the transactions group could hide open transactions."""
+    """Raise `InvalidGroup` for a bad name, and for the transactions group: a commit could hide open transactions."""
     check_group_name(group)
     if group == TRANSACTIONS_GROUP:
         raise InvalidGroup(
@@ -59,7 +59,7 @@ def check_may_commit(group: str) -> None:
 
 
 def delay_offsets(root: Path) -> dict[int, int]:
-    """By delay level, from 1. The level's queue id is level - 1."""
+    """Return the next queue offset by delay level, from 1. The level's queue id is level - 1."""
     path = root / DELAY_OFFSETS_FILE
     return offset_table(path, _OFFSETS, read_json(path).get(_OFFSETS))
 

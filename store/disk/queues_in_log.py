@@ -151,15 +151,15 @@ class QueuesInLog:
     def _begins(self, name: QueueName, queue: QueueInLog, start: int, at: int) -> bool:
         """Return whether this record is the queue's first that retention has not deleted.
 
-        The queue's own entry also confirms this; entries of older records are then damaged.
+        If the queue's own entry names this record, the record is the first, and entries before it are damaged.
         """
         return queue.is_cut or (self._is_cut and start > queue.max_offset and self._entry(name, start)[0] == at)
 
     def _begins_life(self, name: QueueName, max_offset: int, start: int, at: int) -> bool:
         """A life begins where the queue offset is lower, and the queue's entries confirm it.
 
-        If the queue's last entry is for this record, then the record's queue offset is damaged. So it is if the queue
-        has a valid older entry at this offset, because a restart would have deleted that.
+        The record's queue offset is damaged if the queue's last entry is for this record. It is also damaged if the
+        queue has a valid older entry at this offset, because a restart would have deleted that entry.
         """
         if start >= max_offset or self._entry(name, max_offset)[0] == at:
             return False

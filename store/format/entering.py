@@ -103,7 +103,7 @@ def without_reserved(maps: pa.MapArray) -> pa.MapArray:
 
 
 def pairs(maps: pa.MapArray) -> tuple[pa.StringArray, pa.StringArray]:
-    """maps: may be a slice."""
+    """Return the keys and the values of all maps, concatenated. maps: may be a slice."""
     first, last = maps.offsets[0].as_py(), maps.offsets[-1].as_py()
     return maps.keys.slice(first, last - first), maps.items.slice(first, last - first)
 

@@ -132,10 +132,13 @@ class RecordCopies:
         return PropertyColumns(self.properties)
 
     def records(self, places: CopyDestinations, encoding: Encoding) -> Iterator[EncodedRecords]:
-        """IPv6 born hosts need pieces of their own. So do properties with zeros that recovery would take for a lost
-        sector: they get a checksum even without `encoding.with_crc`.
+        """Yield the encoded copies in order, in pieces.
 
-        The size of bodies is not limited, because they are in the log already.
+        All born hosts of a piece are IPv4, or all are IPv6. Recovery could take zeros in properties for a lost sector,
+        so such copies are in pieces of their own, and get a checksum even without `encoding.with_crc`.
+
+        The size of bodies is not limited, because they are in the log already. Raises `MessageRefused` if the
+        properties of a copy are too large.
         """
         tags, keys, unique_keys = map(self.value, (PROPERTY_TAGS, PROPERTY_KEYS, PROPERTY_UNIQ_KEY))
         filed = (unique_keys, keys, tags if encoding.with_tags else None) if encoding.with_keys else (None, None, None)

@@ -24,10 +24,11 @@ _logger = logging.getLogger("store.remoting")
 class ServerLimits:
     """What a server accepts from its clients.
 
-    connections: most connections, and at most half of the process's file descriptors, because the store needs the rest.
-    Over this limit, a connection of the address with most connections is closed.
-    requests, body_bytes: most unanswered requests of one connection, and the bytes of their bodies. At this limit, the
-    connection is not read.
+    connections: the maximum number of connections. The limit is never more than half of the process's file descriptors,
+    because the store needs the rest. Over the limit, the newest connection of the address with most connections is
+    closed.
+    requests, body_bytes: for one connection, the maximum number of unanswered requests, and of bytes in their bodies.
+    At either limit, the connection is not read.
     memory_bytes: for all connections. Half is for unanswered requests, except held pulls; when it is used up, no
     connection is read. The other half is for unfinished frames; when it is used up, the connection with the largest
     frame is closed.
@@ -167,7 +168,13 @@ class Intake:
 
 @dataclass(slots=True)
 class _Load:
-    """requests, body_bytes: unanswered. queued, buffered: bytes of memory."""
+    """The requests and the memory of one connection.
+
+    requests: unanswered ones. body_bytes: of these requests, except held ones.
+    queued: bytes of memory for these requests, except held ones. buffered: bytes of memory for unfinished frames.
+    is_paused: its own load is over a limit, so the connection is not read.
+    is_proven: the client has sent a correctly signed request.
+    """
 
     requests: int = 0
     body_bytes: int = 0

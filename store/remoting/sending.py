@@ -91,7 +91,10 @@ class ServedSends:
         return self._send(request, header, [Batched(header.flag, bytes(request.command.body), _common(header))])
 
     def _send_any(self, request: Request) -> Answer:
-        """Decode a batch when few messages wait, because decoded ones may need 40 times the memory of their frame."""
+        """Before decoding a batch, wait until few messages wait for an append.
+
+        Decoded messages may need 40 times the memory of their frame.
+        """
         header, body = _SENDS[request.command.code].of(request.command.fields), bytes(request.command.body)
         is_batch = _is_batch(request, header)
         if is_batch:
@@ -261,7 +264,7 @@ class SendBacks:
 
 
 def _must_match_request(message: StoredMessage, header: SendBack) -> None:
-    """The client sends a refused message back as a new one."""
+    """Raise `RequestRefused` if the request names another message. The client then sends its message as a new one."""
     must_be_of(message, header.origin_topic)
     own, meant = message.properties.get(PROPERTY_UNIQ_KEY), header.origin_msg_id
     if own and meant and meant != own and not _is_id_of_offset(meant, header.offset):
