@@ -15,7 +15,10 @@ from store.model.log_protocol import Queue
 
 
 def allocate(queues: Iterable[Queue], members: Sequence[str], member: str) -> list[Queue]:
-    """Return adjacent queues of each topic, sorted. The first members may have one queue more. members: ids, sorted."""
+    """Return the queues of `member`: adjacent queues of each topic, sorted. The first members may have one queue more.
+
+    members: ids, sorted.
+    """
     if member not in members:
         return []
     index = members.index(member)

@@ -67,7 +67,7 @@ class MemberEntry:
 
     @staticmethod
     def of_json(text: bytes) -> MemberEntry:
-        """Raises `ValueError` if `to_json` did not write `text`."""
+        """Parse the result of `to_json`. Raises `ValueError` for any other text."""
         found = decode(text, _Written)
         claims = {Queue(topic, queue_id): asked for topic, queue_id, asked in found.claims}
         asks, slots = (tuple(starmap(Queue, each)) for each in (found.asks, found.slots))
@@ -93,7 +93,7 @@ def _pairs(queues: Iterable[Queue]) -> list[tuple[str, int]]:
 
 
 def client_id(instance: str | None = None) -> str:
-    """Return RocketMQ's client id for a member in this process: host@instance."""
+    """Return RocketMQ's client id for a member in this process: host@instance. Raises `InvalidArgument`."""
     if instance is None:
         instance = f"{os.getpid()}#{time.monotonic_ns()}"
     if not re.fullmatch(_INSTANCE, instance):
@@ -104,7 +104,7 @@ def client_id(instance: str | None = None) -> str:
 
 
 def check_fit(group: str, entry: MemberEntry, other: MemberEntry, processes: str) -> None:
-    """processes: of the other member, for the error."""
+    """Raise `GroupConflict` if two members cannot be in one group. processes: of `other`, for the error."""
     if entry.instance == other.instance:  # for example, of containers with the same host name
         found = "already has this name. Give each member an instance of its own"
     elif entry.model is not other.model:
@@ -134,11 +134,11 @@ def _topics(subscriptions: Subscriptions) -> Iterable[tuple[str, Subscription]]:
 
 
 def _meaning(subscriptions: Subscriptions) -> dict[str, object]:
+    # sets, because an expression may list its tags in any order
     return {topic: frozenset(_wanted(found)) for topic, found in _topics(subscriptions)}
 
 
 def _wanted(subscription: Subscription) -> Iterator[str]:
-    """An expression may list its tags in any order."""
     if subscription.expression_type != "TAG":
         yield from subscription
     elif subscription.expression.strip() in ("", EVERYTHING):

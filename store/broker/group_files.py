@@ -48,7 +48,7 @@ class GroupOffsets:
         self._persisted: Positions = {}
 
     def committed(self, queues: Iterable[Queue]) -> Positions:
-        """Queues without an offset are left out."""
+        """Return the offsets of queues, as committed here, else as in the files. Queues without one are left out."""
         queues = list(queues)
         with self._threads:
             done = dict(self._done)
@@ -57,7 +57,7 @@ class GroupOffsets:
         return {queue: found[queue] for queue in queues if queue in found}
 
     def commit(self, positions: Positions) -> None:
-        """Ignore offsets that are lower than before."""
+        """Commit offsets, except those that are lower than before."""
         with self._threads:
             for queue, offset in positions.items():
                 if offset > self._done.get(queue, -1):
@@ -77,7 +77,10 @@ class GroupOffsets:
             return self._done == self._persisted
 
     def persist(self, queues: Set[Queue], before: Callable[[], None]) -> None:
-        """before: called after the commits are collected, and before a file changes."""
+        """Write the commits in these queues that are ahead of the files.
+
+        before: called after the commits are collected, and before a file changes.
+        """
         with self._threads:
             news = {queue: offset for queue, offset in self._done.items() if self._persisted.get(queue) != offset}
         news = {queue: offset for queue, offset in news.items() if queue in queues}
@@ -87,6 +90,7 @@ class GroupOffsets:
             self._persisted |= {queue: offset for queue, offset in news.items() if queue in self._done}
 
     def begin(self, positions: Positions) -> None:
+        """Set the offsets of queues that have none in the files."""
         there = self._files.positions(self._group, {queue.topic for queue in positions})
         missing = {queue: offset for queue, offset in positions.items() if queue not in there}
         if missing:
@@ -101,7 +105,7 @@ class GroupOffsets:
 
 
 def advance(files: ConsumerOffsets, group: str, positions: Positions) -> None:
-    """Ignore offsets that are not ahead of the files."""
+    """Raise a group's offsets in its files. Offsets that are not ahead of the files are ignored."""
     there = files.positions(group, {queue.topic for queue in positions})
     larger = {queue: offset for queue, offset in positions.items() if offset > there.get(queue, -1)}
     if larger:
@@ -114,7 +118,7 @@ class _ResetsFile(msgspec.Struct):
 
 
 class Reset(NamedTuple):
-    """number: counts the group's resets. whose: an instance, or ALL."""
+    """A reset of a queue. number: counts the group's resets. offset: where to continue. whose: an instance, or ALL."""
 
     number: int
     offset: int
@@ -128,7 +132,7 @@ class Resets:
         self._path = root / CONSUMERS_DIR / group / "resets.json"
 
     def read(self) -> tuple[int, Mapping[tuple[Queue, str], Reset]]:
-        """Return the number of resets, and the last reset of each queue and instance."""
+        """Return the number of resets, and the last reset of each queue and instance. Raises `CorruptStore`."""
         try:
             text = read_file(self._path, MAX_BYTES)
         except FileNotFoundError:
@@ -152,7 +156,9 @@ class Resets:
         }
 
     def add(self, positions: Positions, whose: str = ALL, by_all: int = 0, by_any: int = 0) -> None:
-        """by_all: the number of resets that all members have seen; these are dropped.
+        """Record a reset.
+
+        by_all: the number of resets that all members have seen; these are dropped.
         by_any: the highest number that a member has seen, because the file may be lost or older.
         """
         count, resets = self.read()
@@ -164,7 +170,7 @@ class Resets:
         write_file(self._path, encode(_ResetsFile(count + 1, queues)))
 
     def forget(self) -> None:
-        """Call it if the group has no members."""
+        """Delete the record. Call it if the group has no members."""
         with system_errors(self._path):
             self._path.unlink(missing_ok=True)
 
@@ -176,12 +182,11 @@ def first_offsets(
     where: ConsumeFromWhere,
     timestamp: int = 0,
 ) -> Positions:
-    """Return initial offsets, for `Member.begin`, of a topic's queues in which a group has none. timestamp: ms since
-    1970.
+    """Return initial offsets, for `Member.begin`, of a topic's queues in which a group has none.
 
     If the group has an offset in any queue of the topic, the other queues were added later, and begin at their first
     message. RocketMQ's consumer applies `where` to added queues, too, and so skips messages put before it noticed the
-    queue.
+    queue. timestamp: ms since 1970.
     """
     queues = log.topics().get(topic, ())
     known = committed(queues)
@@ -198,7 +203,7 @@ _logger = logging.getLogger("store")
 
 class GroupFiles:
     def __init__(self, root: Path, name: str, timeout: float) -> None:
-        """timeout: seconds to wait for the lock."""
+        """Raise `InvalidGroup` for an invalid name. timeout: seconds to wait for the lock."""
         check_group_name(name)
         self.root = root
         self.name = name
@@ -219,14 +224,16 @@ class GroupFiles:
             yield
 
     def enter(self, entry: MemberEntry) -> MemberFiles:
+        """Add a member, and create its group if it is new. Raises `GroupConflict`."""
         self.offsets.settings.create(self.name)
         return self.roster.enter(entry)
 
     def reset(self, positions: Positions) -> None:
+        """Set offsets for all members, and notify them. Raises `UnknownTopic`, `OffsetOutOfRange`."""
         self._reset([self.offsets, *ConsumerOffsets.of_instances(self.root, self.name)], positions, ALL)
 
     def reset_by(self, entry: MemberEntry, positions: Positions) -> None:
-        """A broadcasting member resets only its own offsets."""
+        """Reset the member's own offsets if it is broadcasting, otherwise the group's."""
         if entry.model is MessageModel.CLUSTERING:
             self.reset(positions)
         else:
@@ -247,7 +254,7 @@ class GroupFiles:
             self.resets.forget()
 
     def offsets_of(self, entry: MemberEntry) -> ConsumerOffsets:
-        """A broadcasting member has its own files."""
+        """Return the files with a member's offsets. A broadcasting member has its own."""
         if entry.model is MessageModel.CLUSTERING:
             return self.offsets
         return ConsumerOffsets.of_instance(self.root, self.name, entry.instance)

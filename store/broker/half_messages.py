@@ -33,12 +33,12 @@ _OFFSET = re.compile(rb"[0-9]{1,18}")
 
 
 def op_body(offsets: Iterable[int]) -> str:
-    """As RocketMQ's TransactionalMessageBridge writes it."""
+    """Return an op message's body, as RocketMQ's TransactionalMessageBridge writes it."""
     return "".join(f"{offset}{OP_SEPARATOR}" for offset in offsets)
 
 
 def offsets_ended(body: bytes) -> list[int]:
-    """Skip any other text, because clients can send op messages."""
+    """Return the queue offsets in an op message's body. Other text is skipped, because clients can send op messages."""
     return [int(each) for each in body.split(OP_SEPARATOR.encode()) if _OFFSET.fullmatch(each)]
 
 
@@ -56,7 +56,7 @@ class Half(NamedTuple):
 
 
 class HalfMessages:
-    """Not thread-safe."""
+    """Knows which half messages of a store are open. Not thread-safe."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
@@ -70,6 +70,7 @@ class HalfMessages:
         self._logged: set[int] = set()  # queue offsets of unreadable half messages
 
     def look(self) -> None:
+        """Read the op messages that arrived since the last call."""
         for at, op in self._messages(OP_TOPIC, self._ops_seen):
             if isinstance(op, StoreError):
                 raise op  # its half messages are unknown
@@ -82,7 +83,7 @@ class HalfMessages:
         return self._begin <= offset and offset not in self._ended
 
     def open(self) -> Iterator[tuple[Half, StoredMessage]]:
-        """Yield half messages as they would be committed. Unreadable ones are logged and skipped."""
+        """Yield the open half messages, as they would be committed. Unreadable ones are logged and skipped."""
         for offset, found in self._open_half_messages():
             message = found if isinstance(found, StoreError) else _verified(found)
             if not isinstance(message, StoreError):
@@ -144,8 +145,8 @@ class HalfMessages:
 
 
 def _verified(message: StoredMessage) -> StoredMessage | StoreError:
-    """Check the properties, because most messages have no checksum of them."""
     said = message.properties
+    # Check the properties, because most messages have no checksum of them.
     if PROPERTY_PRODUCER_GROUP in said and said.get(PROPERTY_TRANSACTION_ID, message.msg_id) == message.msg_id:
         return message
     return CorruptRecord(
@@ -156,11 +157,13 @@ def _verified(message: StoredMessage) -> StoredMessage | StoreError:
 
 
 def number_in(message: StoredMessage, name: str) -> int:
+    """Return the number in a property, 0 if there is no valid one."""
     said = message.properties.get(name, "")
     return int(said) if re.fullmatch("[0-9]{1,9}", said) else 0
 
 
 def created(store: MessageStore, topic: str) -> str:
+    """Return the topic, created with one queue if missing."""
     try:
         store.max_offset(topic, QUEUE)
     except UnknownTopic:

@@ -53,10 +53,12 @@ class Wake(Enum):
 
 @dataclass(eq=False, slots=True)
 class HeldRequest:
-    """A request that waits.
+    """A request that waits for messages.
 
-    wake: called once, in the waiting thread or inside `hold`. It must be quick and raise nothing.
+    wake: called once, with this request and the reason, in the waiting thread or inside `hold`. It must be quick and
+    raise nothing.
     codes: accepted tags codes, None for all.
+    deadline: `time.monotonic()`.
     noticed: no message before this queue offset matches.
     """
 
@@ -77,7 +79,10 @@ class HeldRequest:
 
 
 class HeldRequests:
-    """Thread-safe. changed: the lock, for callers that need a consistent view of several calls."""
+    """The held requests, by queue. Thread-safe.
+
+    changed: the lock, for callers that need a consistent view of several calls.
+    """
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -89,6 +94,7 @@ class HeldRequests:
 
     @property
     def queues(self) -> int:
+        """The number of queues with held requests."""
         return len(self._by_queue)
 
     def all(self) -> list[HeldRequest]:
@@ -103,7 +109,7 @@ class HeldRequests:
             self._by_queue.setdefault(request.queue, set()).add(request)
 
     def remove(self, request: HeldRequest) -> bool:
-        """Return whether the request was held."""
+        """Remove a request. Return whether it was held."""
         with self.changed:
             requests = self._by_queue.get(request.queue, set())
             if request not in requests:
@@ -114,7 +120,7 @@ class HeldRequests:
             return True
 
     def behind(self) -> list[HeldRequest]:
-        """As RocketMQ's `checkHoldRequest`."""
+        """Return the requests with messages at or after their offset, as RocketMQ's `checkHoldRequest` does."""
         return [request for request in self.all() if request.noticed > request.offset]
 
     def expired(self, now: float) -> list[HeldRequest]:
@@ -124,7 +130,10 @@ class HeldRequests:
         return min((request.deadline for request in self.all()), default=_NEVER)
 
     def accepting(self, arrivals: list[Arrival]) -> list[HeldRequest]:
-        """Other requests of the same queues skip these messages from now on."""
+        """Return the requests that accept one of `arrivals`.
+
+        Other requests of the same queues skip these messages from now on.
+        """
         due = []
         with self.changed:
             for arrival in arrivals:
@@ -171,8 +180,9 @@ class PullRequestHoldService(Opened):
         wake: Callable[[HeldRequest, Wake], None],
         message_filter: MessageFilter | None = None,
     ) -> HeldRequest:
-        """timeout: seconds. If a message exists already, or the queue cannot be read, `wake` is called before this
-        returns.
+        """Hold a request for messages from `offset` on, up to `timeout` seconds.
+
+        If such a message exists already, or the queue cannot be read, `wake` is called before this returns.
         """
         self.must_be_open()
         self._store.must_be_open()
@@ -196,17 +206,21 @@ class PullRequestHoldService(Opened):
         return request
 
     def cancel(self, request: HeldRequest) -> bool:
-        """Return False if the request was woken before."""
+        """Remove a request. Return False if it was woken before."""
         self.must_be_open()
         return self._requests.remove(request)
 
     @property
     def held(self) -> int:
+        """The number of held requests."""
         self.must_be_open()
         return len(self._requests)
 
     def stop(self) -> None:
-        """Wake all requests with STOPPED. Later requests are not held."""
+        """Wake all requests with STOPPED, and end the thread. Later requests are not held.
+
+        Raises `StoreLocked` in a signal handler that interrupted another method.
+        """
         if is_owned(self._lock):
             raise StoreLocked(
                 f"{self._what}: a signal handler called stop during another call in the same thread. Let the handler "
@@ -240,8 +254,7 @@ class PullRequestHoldService(Opened):
             self._thread = thread  # after `start`, which may fail; the next request then tries again
 
     def _interrupt(self) -> None:
-        """The caller must hold the lock."""
-        if self._watch is not None:
+        if self._watch is not None:  # the caller holds the lock
             self._watch.interrupt()
 
     def _run(self, watch: Watch) -> None:
@@ -302,8 +315,7 @@ class PullRequestHoldService(Opened):
         return [request for requests in self._requests.by_queue() for request in self._due(requests)]
 
     def _due(self, requests: list[HeldRequest]) -> list[HeldRequest]:
-        """requests: all of one queue."""
-        topic, queue_id = requests[0].queue
+        topic, queue_id = requests[0].queue  # the same of all requests
         try:
             end = self._store.max_offset(topic, queue_id)
             due: list[HeldRequest] = []
@@ -331,6 +343,6 @@ class PullRequestHoldService(Opened):
 
 
 def _hashes(tags_codes: npt.NDArray[np.int64]) -> list[int] | None:
-    """Return None if some codes are delivery times or addresses, because then only the tag can decide."""
+    """Return the distinct codes. Return None if some are delivery times or addresses: then only the tag can decide."""
     codes = np.unique(tags_codes)
     return codes.tolist() if (codes == codes.astype(np.int32)).all() else None

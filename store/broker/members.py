@@ -50,7 +50,9 @@ _TRIES = 100  # to read an entry during a write
 
 
 class Roster:
-    """A result may be stale when it is returned. Call `remove_dead` and `enter` while holding the groups' lock.
+    """The members of one group.
+
+    A result may be stale when it is returned. Call `remove_dead` and `enter` while holding the groups' lock.
 
     rest_seconds: how long a `Watch` of `path` may wait before it checks the folder again.
     """
@@ -61,12 +63,12 @@ class Roster:
         self.path = root / CONSUMERS_DIR / group
 
     def present(self) -> list[MemberEntry]:
-        """Return the living members, sorted by id."""
+        """Return the living members, sorted by id. Raises `CorruptStore` for a file that no member wrote."""
         found = (_entry(path) for path in self._files())
         return [entry for entry in found if entry is not None]
 
     def remove_dead(self, inherit: Callable[[MemberEntry, Positions], None]) -> None:
-        """inherit: called with the entry and offsets of each dead member."""
+        """Remove dead members. inherit: called with each one's entry and offsets."""
         for path in self._files():
             if not _is_alive(path):
                 entry = _last_entry(path)
@@ -75,6 +77,7 @@ class Roster:
                 _remove(path)
 
     def enter(self, entry: MemberEntry) -> MemberFiles:
+        """Add a member. Raises `GroupConflict` if it does not fit the others."""
         make_folder(self.path / DONE_DIR)
         for other in self.present():
             check_fit(self.path.name, entry, other, _processes(self._file(other)))
@@ -110,7 +113,8 @@ class MemberFiles(Opened):
 
         claims: see `MemberEntry`. resets, asks: None keeps the value.
 
-        If writing fails, the member leaves, and later calls raise that error.
+        Raises `StoreReplaced` if the file is missing. If writing fails, the member leaves, and later calls raise that
+        error.
         """
         self.must_be_in_place()
         old, had = self.entry, set(self.entry.slots)
@@ -141,6 +145,7 @@ class MemberFiles(Opened):
         return not self._is_over
 
     def must_be_open(self) -> None:
+        """Raise `StoreClosed`, `StoreForked`, or the error for which the member left."""
         if self._refusal is not None and not self.is_forked:
             raise copy.copy(self._refusal)  # raising adds to an error's traceback
         super().must_be_open()
@@ -160,7 +165,10 @@ class MemberFiles(Opened):
                 note_at(self._done_path, self._done_file.fd, slot, offset)
 
     def leave(self) -> None:
-        """The caller must hold the groups' lock, and call `must_be_in_place` first."""
+        """Remove the member with its offsets.
+
+        The caller must hold the groups' lock, and call `must_be_in_place` first.
+        """
         _remove(self._path)
         self.drop()
 
@@ -186,21 +194,20 @@ def _is_alive(path: Path) -> bool:
 
 
 def _remove(path: Path) -> None:
-    """Delete the member file last, so that the next `remove_dead` finds it if this process is killed in between."""
+    # The member file is the last, so that the next `remove_dead` finds it if this process is killed in between.
     for each in (done_path(path), path):
         with system_errors(each):
             each.unlink(missing_ok=True)
 
 
 def _last_entry(path: Path) -> MemberEntry | None:
-    """Return None if the member was killed while it wrote the file, or if no member wrote it."""
-    with suppress(ValueError):
+    with suppress(ValueError):  # the member was killed while it wrote the file, or no member wrote it
         return MemberEntry.of_json(entry_of(path))
     return None
 
 
 def _entry(path: Path) -> MemberEntry | None:
-    """Return None if the member left or died, or has not written its file yet."""
+    """Return a living member's entry, None if the member left or died, or has not written its file yet."""
     with system_errors(path):
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -247,7 +254,7 @@ class ServerGroups:
             self._file = Descriptor(self._path, open_file)
 
     def enter(self, group: str) -> bool:
-        """Return False if another server has locked the group."""
+        """Lock a group. Return False if another server has locked it."""
         with system_errors(self._path):
             return set_lock(self._file.fd, fcntl.F_WRLCK, _byte(group))
 

@@ -22,7 +22,7 @@ _CODES = {
 
 
 def response_code(status: GetStatus, offset: int) -> ResponseCode:
-    """In an empty queue, offset 0 is not an error, because it is the queue's end."""
+    """Return RocketMQ's response code for a status. Offset 0 of an empty queue is no error: it is the queue's end."""
     if status is GetStatus.NO_MESSAGE_IN_QUEUE:
         return ResponseCode.PULL_OFFSET_MOVED if offset != 0 else ResponseCode.PULL_NOT_FOUND
     return _CODES[status]
@@ -38,7 +38,10 @@ class PullRequest(NamedTuple):
 
 
 class PullResponse(NamedTuple):
-    """remark: the store's status, or the error. records: see `GetResult`."""
+    """The response to a pull. Offsets are queue offsets.
+
+    remark: the store's status, or the error. records: see `GetResult`.
+    """
 
     code: ResponseCode
     remark: str
@@ -50,7 +53,7 @@ class PullResponse(NamedTuple):
 
 
 def answer(store: MessageStore, request: PullRequest, *, as_records: bool = False) -> PullResponse:
-    """Answer at once, without waiting for messages."""
+    """Answer a pull at once, without waiting for messages. as_records, and errors: see `MessageStore.get_message`."""
     try:
         got = store.get_message(
             request.group,

@@ -54,7 +54,8 @@ def send_back(
     max_reconsume_times: retries before a message becomes a dead letter; default: the group's setting (`retryMaxTimes`),
     16 if unset.
 
-    The messages may be from the store's archive, or deleted.
+    The messages may be from the store's archive, or deleted from the log. Raises `CorruptStore` for an invalid setting,
+    `InvalidGroup`, and the errors of `MessageStore.put`.
     """
     check_group_name(group)
     level, (most, retry_queues) = integer("level", level), GroupConfigs(store.path).retries(group)
@@ -96,24 +97,24 @@ def _created(store: MessageStore, topic: str, queues: int) -> str:
 
 
 def _copies(store: MessageStore, messages: Sequence[StoredMessage]) -> RecordCopies:
-    """Records of this store are copied; those of other logs are rebuilt from the messages."""
     has = np.array([_has(store, message) for message in messages], np.bool_)
     at = np.array([message.physical_offset for message in messages], np.int64)
     try:
         own = [store.copies(at[has])] if has.any() else []
     except OffsetLost:  # deleted concurrently
         return RecordCopies.of_messages(messages)
+    # Records of other logs are rebuilt from their messages.
     read = [RecordCopies.of_messages([messages[row] for row in np.flatnonzero(~has).tolist()])] if not has.all() else []
     return RecordCopies.concatenate(own + read).take(np.argsort(np.argsort(~has, kind="stable")))
 
 
 def _has(store: MessageStore, message: StoredMessage) -> bool:
-    """The offset of an archived message may be that of another message here."""
     try:
         record = store.record_at(message.physical_offset)
         found = decode_record(record, f"commit log offset {message.physical_offset}", check_crc=False)
     except (OffsetLost, OffsetNotYet, CorruptRecord):
         return False
+    # The offset of an archived message may be that of another message here.
     topics = found.topic, found.properties.get(PROPERTY_RETRY_TOPIC)  # consumers see its original topic
     own, its = ((each.queue_id, each.queue_offset, each.body_crc) for each in (found, message))
     return message.topic in topics and own == its

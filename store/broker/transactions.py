@@ -99,7 +99,7 @@ class Transactions:
     # --- for the producer --------------------------------------------------------------------------------
 
     def prepare(self, messages: Sequence[Message], fields: Mapping[str, npt.ArrayLike] | None = None) -> list[Half]:
-        """Append half messages atomically. fields: see `Append.add_messages`.
+        """Append half messages atomically. Readers see them after a commit. fields: see `Append.add_messages`.
 
         Raises as `MessageStore.put_many`, and `MessageRefused` for delayed messages, as RocketMQ.
         """
@@ -119,7 +119,7 @@ class Transactions:
         return list(map(Half, ids, placed.queue_offsets.tolist(), placed.physical_offsets.tolist()))
 
     def commit(self, halves: Sequence[Half]) -> AppendResult:
-        """Put the messages into their topics atomically.
+        """Put the messages into their topics atomically, and return their places.
 
         Raises `TransactionEnded` if one of them was committed, rolled back or given up before, `UnknownTopic` if a
         topic was deleted, and `OffsetLost` if retention deleted a half message.
@@ -127,7 +127,7 @@ class Transactions:
         return self._end_at_current_places(halves, self._commit)
 
     def roll_back(self, halves: Sequence[Half]) -> None:
-        """Raises `TransactionEnded` as `commit` does."""
+        """Drop the messages. Raises `TransactionEnded` as `commit` does."""
         self._end_at_current_places(halves, self._roll_back)
 
     def _commit(self, halves: Sequence[Half]) -> AppendResult:
@@ -144,12 +144,11 @@ class Transactions:
             ending.publish(halves)
 
     def _end_at_current_places(self, halves: Sequence[Half], end: Callable[[Sequence[Half]], Result]) -> Result:
-        """If a check has moved half messages, call `end` again with their new places."""
         while True:
             try:
                 return end(halves)
             except TransactionEnded:
-                found = self._current_places(halves)
+                found = self._current_places(halves)  # a check may have moved them
                 if found == list(halves):
                     raise
                 halves = found
@@ -183,8 +182,8 @@ class Transactions:
     ) -> int:
         """Call `decide` for each message of `open`, and end it as `decide` returns. Return the number of calls.
 
-        After UNKNOWN, a message is checked again later. Outcomes take effect when this returns, unless the half message
-        was ended concurrently.
+        After UNKNOWN, a message is checked again later, up to `max_checks` times. Then it goes to UNDECIDED_TOPIC.
+        Outcomes take effect when this returns, unless the half message was ended concurrently.
         """
         asked = self.open(immunity)
         outcomes = [(half, message, decide(message)) for half, message in asked]
@@ -201,15 +200,14 @@ class Transactions:
     # --- steps -------------------------------------------------------------------------------------------
 
     def _is_due(self, message: StoredMessage, now: float, immunity: float) -> bool:
-        """A message with a time in the future is checked: the clock was set back, so its age is unknown."""
         asked = message.properties.get(PROPERTY_CHECK_IMMUNITY, "")
         least = float(asked) if asked.isdecimal() else immunity
         is_own = message.properties.get(PROPERTY_PRODUCER_GROUP) == self._group
         born_ms = min(message.born_timestamp, message.store_timestamp)  # a remote clock may be ahead
+        # A message with a time in the future is due: the clock was set back, so its age is unknown.
         return is_own and abs(now - born_ms / 1000) > least
 
     def _end_all(self, outcomes: list[tuple[Half, StoredMessage, Outcome]], max_checks: int) -> None:
-        """If one half message cannot be ended, the others are."""
         while outcomes:
             try:
                 ending = EndingAppend(self._store, self._halves)
@@ -222,7 +220,7 @@ class Transactions:
             except TransactionEnded:
                 outcomes = [each for each in outcomes if self._halves.is_open(each[0].queue_offset)]
             except (UnknownTopic, MessageRefused, OffsetLost, CorruptRecord) as error:
-                middle = len(outcomes) // 2
+                middle = len(outcomes) // 2  # split, so that the other half messages are ended
                 if middle == 0:
                     self._leave_open(*outcomes[0], max_checks, error)
                     break
@@ -232,9 +230,8 @@ class Transactions:
     def _leave_open(
         self, half: Half, message: StoredMessage, outcome: Outcome, max_checks: int, error: StoreError
     ) -> None:
-        """If the message could not be committed, count the check, as after UNKNOWN."""
         _logger.error("%s: transaction %s stays open: %s", self._store.path, half.transaction_id, error)
-        if outcome is Outcome.COMMIT:
+        if outcome is Outcome.COMMIT:  # count the check, as after UNKNOWN
             self._end_all([(half, message, Outcome.UNKNOWN)], max_checks)
 
 
@@ -250,6 +247,7 @@ class EndingAppend:
         self._needed: list[tuple[str, Half]] = []  # topics that must exist
 
     def add_committed(self, halves: Sequence[Half]) -> None:
+        """Add messages to commit. Raises `MessageRefused` if a half message has no valid queue."""
         if not halves:
             return
         offsets = np.array([half.physical_offset for half in halves], np.int64)
@@ -283,7 +281,7 @@ class EndingAppend:
             self._needed.append((message.topic, half))
 
     def publish(self, halves: Sequence[Half]) -> AppendResult:
-        """Publish with an op message that ends all `halves`."""
+        """Publish the append, with an op message that ends all `halves`. Raises `TransactionEnded`, `UnknownTopic`."""
         offsets = [half.queue_offset for half in halves]
         if len(set(offsets)) < len(offsets):
             ids = ", ".join(half.transaction_id for half in halves)
@@ -344,9 +342,7 @@ def as_committed(store: MessageStore, half: Half, message: StoredMessage) -> byt
 
 
 def _known_by(message: StoredMessage) -> _KnownBy:
-    """The result is the same after a check has moved the message. The id alone is not enough, because a producer may
-    use it twice.
-    """
+    # A check that moves the message keeps these. The id alone is not enough, because a producer may use it twice.
     return message.msg_id, message.properties.get(PROPERTY_PRODUCER_GROUP), message.born_timestamp, message.body_crc
 
 

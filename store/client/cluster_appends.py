@@ -47,6 +47,8 @@ class ClusterAppends:
 
 
 class MessageAppend:
+    """An append to a cluster, with the methods of `Append` that a producer uses."""
+
     def __init__(self, append: ClusterAppend) -> None:
         self._append = append
 
@@ -54,7 +56,10 @@ class MessageAppend:
         self._append.add(topic, table)
 
     def add_messages(self, messages: Sequence[Message]) -> None:
-        """Raises `MessageRefused` for an invalid message, or if messages of one topic do not fit into one table."""
+        """Add messages, which may have several topics.
+
+        Raises `MessageRefused` for an invalid message, or if messages of one topic do not fit into one table.
+        """
         for topic, of_topic in groupby(messages, key=lambda message: message.topic):
             try:
                 self.add(topic, table_of(list(zip(*(astuple(each)[1:] for each in of_topic), strict=True))))

@@ -72,7 +72,7 @@ class Consumer(Opened):
 
         log: the path of a store; "rocketmq://host:port" of a cluster's name servers; a `ClusterAddress`; or an open
         log, which the caller has to close.
-        topics: one or several topics, or a mapping of topics to tags ("paid || shipped") or a `Subscription`. All
+        topics: a topic, a list of topics, or a mapping of topics to tags ("paid || shipped") or a `Subscription`. All
         members of a group need the same subscriptions.
         listener: called with messages of one queue. If it raises, they are delivered again, see `ReconsumeLater`.
         orderly: deliver the messages of a queue in order, in one call at a time in the whole group.
@@ -151,7 +151,7 @@ class Consumer(Opened):
         return ended
 
     def send_back(self, message: ReceivedMessage, delay_level: int = 0) -> None:
-        """Have a message delivered again later, while iterating.
+        """Send a message back to the group while iterating, so that it is delivered again later.
 
         delay_level: see `ReconsumeLater`. In a broadcasting consumer, a level that is not negative raises
         `InvalidArgument`.
@@ -254,7 +254,7 @@ class Consumer(Opened):
         self._threads.must_not_have_failed()
 
     def _must_not_be_forked(self) -> None:
-        """A closed consumer raises nothing, so that `close` ends an iteration without an error."""
+        # A closed consumer raises nothing, so that `close` ends an iteration without an error.
         if self.is_forked:
             raise self._not_open()
 

@@ -17,7 +17,7 @@ _logger = logging.getLogger("store")
 
 
 class ConsumerThreads:
-    """If one thread fails, all end, and `error` is its error."""
+    """A consumer's threads. If one fails, all end, and `error` is its error."""
 
     def __init__(
         self, what: str, queues: ProcessQueues, rebalancer: Rebalancer, pullers: Sequence[Puller], figures: Figures
@@ -32,7 +32,10 @@ class ConsumerThreads:
         self._workers: list[threading.Thread] = []
 
     def start(self, work: Callable[[], None] | None, count: int) -> None:
-        """Rebalance in this thread first, so that a new group gets every message put after this call."""
+        """Start all threads.
+
+        This thread rebalances first, so that a new group gets every message put after this call.
+        """
         self._rebalancer.begin()
         self._rebalance_by(self._rebalancer.step)
         for each in (self._rebalance, *(puller.run for puller in self._pullers)):
@@ -46,6 +49,7 @@ class ConsumerThreads:
         return threading.current_thread() in self._workers
 
     def stop(self) -> None:
+        """Hand out no more messages, and do not wait for the threads."""
         self._queues.close()
         for puller in self._pullers:
             puller.stop()

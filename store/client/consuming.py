@@ -41,8 +41,8 @@ class ConsumerConfig:
     consume_timeout: time in the listener after which a message is logged as hanging.
     consume_timestamp: ms since 1970, for CONSUME_FROM_TIMESTAMP.
     await_termination_when_shutdown: how long `close` waits for running calls of the listener.
-    unreadable: if a body does not decompress or exceeds the size limit, make its message a dead letter, or raise an
-    error, which ends the consumer.
+    unreadable: what to do with a message whose body does not decompress or exceeds the size limit: make it a dead
+    letter, or raise an error, which ends the consumer.
     """
 
     consume_thread_max: int = 20
@@ -97,8 +97,8 @@ _logger = logging.getLogger("store")
 class ReconsumeLater(Exception):
     """Raised by a listener to acknowledge the first `done` messages and have the others delivered again.
 
-    delay_level: RocketMQ's level 1 to 18; 0 for a delay of 10 seconds that grows with each retry; negative for a dead
-    letter at once. An orderly consumer retries in place, and ignores levels that are not negative.
+    delay_level: one of RocketMQ's levels 1 to 18; 0 for a delay of 10 seconds that grows with each retry; negative for
+    a dead letter at once. An orderly consumer retries in place, and ignores levels that are not negative.
     """
 
     def __init__(self, *, done: int = 0, delay_level: int = 0) -> None:
@@ -108,13 +108,14 @@ class ReconsumeLater(Exception):
 
 
 class CallResult(NamedTuple):
-    """The first `done` messages are finished; the others are retried."""
+    """The outcome of a call of the listener: the first `done` messages are finished; the others are retried."""
 
     done: int
     delay_level: int = 0
 
 
 def check_listener(listener: object) -> None:
+    """Raise `InvalidArgument` if `listener` is not callable, or is a coroutine or generator function."""
     if not callable(listener):
         raise InvalidArgument(
             f"listener={listener!r:.80} is not callable. Give a function that takes a sequence of messages"
@@ -127,7 +128,10 @@ def check_listener(listener: object) -> None:
 
 
 def call(listener: Listener, messages: Messages, group: str) -> CallResult:
-    """If the listener raises an error or returns a value, no message is finished. Retries in place are not logged."""
+    """Call the listener, and return the outcome.
+
+    If it raises an error or returns a value, no message is finished. This is logged, except for retries in place.
+    """
     try:
         answer = cast("Callable[..., object]", listener)(messages)
     except ReconsumeLater as later:
@@ -156,7 +160,8 @@ class ConsumeService(Protocol):
     """How a consumer treats failed messages."""
 
     @property
-    def queue(self) -> type[ProcessQueue]: ...
+    def queue(self) -> type[ProcessQueue]:
+        """The class that decides in which order messages are handed out."""
 
     def settle(self, queues: ProcessQueues, taken: TakenMessages, outcome: CallResult) -> None:
         """Acknowledge the finished messages, and redeliver the others."""
@@ -180,7 +185,7 @@ class Concurrently:
 
 @dataclass(frozen=True)
 class Orderly:
-    """Retries failed messages in place, and blocks their queue until then."""
+    """Retries failed messages in place after `suspend_seconds`, and blocks their queue until then."""
 
     member: Member
     max_reconsume_times: float
@@ -237,6 +242,7 @@ def send_back(
 
 
 def dead_letter_if_unreadable(service: ConsumeService, queues: ProcessQueues, taken: TakenMessages, group: str) -> bool:
+    """Make a message with an unreadable body a dead letter. Return whether the body is unreadable."""
     messages = taken.handful.messages
     if messages.body_error is None:
         return False

@@ -27,7 +27,7 @@ def address_at(place: str, archive: str | None = None, options: str = "") -> Log
     local = local_path(place)
     if local is None:
         return ArchiveAddress(place, options)
-    # A store may contain an archive, and an archive may have a folder of this name, for a topic.
+    # Look for files, because an archive may have a folder of this name, for a topic. A store may contain an archive.
     with system_errors(local):
         is_store = any(each.is_file() for each in (Path(local) / COMMIT_LOG_DIR).glob("*"))
     if not is_store and is_archive(local):

@@ -34,7 +34,9 @@ class Handful:
 
 
 class ProcessQueue:
-    """Hands out messages in order of offset. They may be finished in any order.
+    """The pulled, unacknowledged messages of one queue.
+
+    They are handed out in order of offset, and may be finished in any order.
 
     Not thread-safe. No method blocks or reads a clock; times are `time.monotonic()` seconds.
     """
@@ -55,14 +57,16 @@ class ProcessQueue:
 
     @property
     def position(self) -> int:
-        """The offset to commit."""
+        """The offset to commit: that of the first unfinished message."""
         if self._handed:
             return self._handed[0].begin
         return self._cached[0].offset if self._cached else self.pulled
 
     @property
     def is_full(self) -> bool:
-        """Finished messages after an unfinished one count, too. This limits how many messages are delivered twice, as
+        """Whether to pause pulling.
+
+        Finished messages after an unfinished one count, too. This limits how many messages are delivered twice, as
         RocketMQ's consumeConcurrentlyMaxSpan does.
         """
         return self.count >= self._max_count or self.bytes >= self._max_bytes
@@ -111,7 +115,7 @@ class ProcessQueue:
         return handful
 
     def done(self, handful: Handful, count: int | None = None) -> None:
-        """Finish a handful, or only its first `count` messages: the others stay in hand."""
+        """Finish a handful, or only its first `count` messages. The others then stay in hand."""
         if count is not None and count < len(handful.messages):
             first, handful.messages = handful.messages.cut(count)
             self._weigh(first, -1)
@@ -121,7 +125,7 @@ class ProcessQueue:
             self._weigh(self._handed.popleft().messages, -1)
 
     def give_back(self, handful: Handful, at: float) -> None:
-        """at: the earliest time of the retry."""
+        """Take back a handful, to retry it at the time `at` or later."""
         handful.since, handful.is_logged = _NEVER, False
         self._again.append((at, handful))
 

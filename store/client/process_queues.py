@@ -24,13 +24,13 @@ class TakenMessages(NamedTuple):
 
 
 class ProcessQueues:
-    """Serves queues round-robin. Thread-safe.
+    """A consumer's queues, served round-robin. Thread-safe.
 
     Offsets of finished messages are committed before any thread takes more messages of their queue.
     """
 
     def __init__(self, commit: Callable[[Positions], None]) -> None:
-        """commit: called with the lock held, so it must be quick."""
+        """commit: called with the new position of one queue. The lock is held then, so it must be quick."""
         self._commit = commit
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -49,13 +49,13 @@ class ProcessQueues:
     # --- ownership -------------------------------------------------------------------------------------
 
     def add(self, queue: ProcessQueue, pull: Callable[[ProcessQueue], None]) -> None:
-        """`pull` is called now, and whenever the queue was full and has room again. It must be quick."""
+        """Add a queue. `pull` is called now, and whenever the queue was full and has room again. It must be quick."""
         with self._lock:
             self._pull[queue] = pull
         pull(queue)
 
     def stop(self, queue: ProcessQueue) -> None:
-        """Messages in hand can still be finished."""
+        """Hand out no more messages of a queue. Those in hand can still be finished."""
         with self._lock:
             queue.stop()
 
@@ -65,7 +65,10 @@ class ProcessQueues:
             self._remove(queue)
 
     def forget(self, resets: Callable[[], Positions]) -> Positions:
-        """Remove the queues that `resets` returns. No offset of these queues is committed after the call."""
+        """Call `resets`, and remove the queues that it returns.
+
+        No offset of these queues is committed after the call.
+        """
         with self._lock:
             positions = resets()
             for queue in [queue for queue in self._pull if queue.queue in positions]:
@@ -89,7 +92,7 @@ class ProcessQueues:
 
     @property
     def is_forked(self) -> bool:
-        """In a forked process, another thread may hold the lock forever."""
+        """Whether this is a forked process, in which another thread may hold the lock forever."""
         return os.getpid() != self._process
 
     @property
@@ -111,7 +114,7 @@ class ProcessQueues:
     # --- pulling ---------------------------------------------------------------------------------------
 
     def put(self, queue: ProcessQueue, columns: Columns) -> bool:
-        """Return whether to continue pulling. If not, `pull` is called when there is room."""
+        """Add pulled messages. Return whether to continue pulling. If not, `pull` is called when there is room."""
         with self._lock:
             if queue.is_stopped or self._is_closed:
                 return False
@@ -123,7 +126,7 @@ class ProcessQueues:
             return not queue.is_full
 
     def passed(self, queue: ProcessQueue, end: int) -> bool:
-        """Record that no more messages match before queue offset `end`. Returns as `put`."""
+        """Record that no more messages match before queue offset `end`. Return whether to continue pulling."""
         with self._lock:
             if queue.is_stopped or self._is_closed:
                 return False
@@ -135,7 +138,7 @@ class ProcessQueues:
     # --- consuming -------------------------------------------------------------------------------------
 
     def take(self, most: int, timeout: float = math.inf) -> TakenMessages | None:
-        """Return None after `timeout` seconds or `close`."""
+        """Wait for messages, and return up to `most` of one queue. Return None after `timeout` seconds or `close`."""
         deadline = time.monotonic() + timeout
         with self._lock:
             while not self._is_closed:
@@ -148,7 +151,10 @@ class ProcessQueues:
         return None
 
     def take_or_call(self, most: int, tell: Callable[[], None]) -> TakenMessages | None:
-        """If there are no messages, call `tell` once when the caller should try again. Any thread may call it."""
+        """Return messages if there are any. Otherwise return None.
+
+        If None is returned, any thread calls `tell` once, when the caller should try again.
+        """
         with self._lock:
             if self._is_closed:
                 tell()
@@ -175,6 +181,7 @@ class ProcessQueues:
             pull(queue)
 
     def give_back(self, taken: TakenMessages, seconds: float) -> None:
+        """Hand unfinished messages out again, after `seconds` at the earliest."""
         queue = taken.queue
         with self._lock:
             queue.give_back(taken.handful, time.monotonic() + seconds)

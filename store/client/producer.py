@@ -61,7 +61,8 @@ class Producer(Opened):
         name: makes `send` idempotent. Each message then needs a sequence number, ascending in its topic. If a message
         is sent again after a restart, the store does not append it again.
         linger: seconds to wait for further messages before an append, unless `batch_bytes` bytes of records wait.
-        buffer_bytes: limit of the messages that wait for an append. The running append may have as many more.
+        buffer_bytes: limit of the messages that wait for an append. The running append may have up to `buffer_bytes`
+        more.
         timeout: seconds that `send` waits for room in the buffer.
 
         Raises as `MessageStore.open`, and `InvalidArgument`. With a name, raises `InvalidGroup`, `CorruptStore`,
@@ -221,7 +222,7 @@ class Producer(Opened):
             replies.forget(properties)
 
     def last_sequence(self, topic: str) -> int | None:
-        """Return the highest sequence of a topic when this producer was opened, or None."""
+        """Return the highest sequence of a topic in the log when this producer was opened, None if there was none."""
         self.must_be_open()
         return None if self._sequences is None else self._sequences.found.get(topic)
 
@@ -249,7 +250,10 @@ class Producer(Opened):
         )
 
     def _check(self, topic: str) -> None:
-        """If the topic is deleted after this check, the futures of its messages raise the error."""
+        """Raise an error if the topic does not exist.
+
+        If it is deleted after this check, the futures of its messages raise the error.
+        """
         self._store.begin().add(topic, _NO_MESSAGES)
         self._topics.add(topic)
 

@@ -11,7 +11,7 @@ from store.model.errors import BufferFull, InvalidArgument, StoreClosed, StoreLo
 
 
 class BufferLimits(NamedTuple):
-    """See `Producer`. linger, timeout: seconds."""
+    """The limits of a buffer; see `Producer`. linger, timeout: seconds."""
 
     linger: float
     batch_bytes: int
@@ -20,7 +20,10 @@ class BufferLimits(NamedTuple):
 
 
 class Buffer:
-    """Any thread adds messages; one thread takes them. The last message may exceed the size limit."""
+    """Messages that wait for an append. Any thread adds messages; one thread takes them.
+
+    The last message may exceed the size limit.
+    """
 
     def __init__(self, what: str, limits: BufferLimits) -> None:
         self._what = what
@@ -41,6 +44,11 @@ class Buffer:
         self._taker: threading.Thread | None = None
 
     def add(self, topic: str, row: Row, size: int, sequence: int | None = None) -> SendFuture:
+        """Add a message.
+
+        Raises `BufferFull` if there is no room within the timeout, `StoreClosed`, `StoreLocked` in a signal handler
+        that interrupted `add`, and `InvalidArgument` for a sequence that does not ascend.
+        """
         with self._lock:  # ordered so that an interrupt leaves no message without its sequence
             if self._is_adding:
                 raise self._locked()
@@ -72,7 +80,7 @@ class Buffer:
         return self._bytes
 
     def must_be_outside(self) -> None:
-        """A signal handler that interrupted `add` would wait for its own thread."""
+        """Raise `StoreLocked` in a signal handler that interrupted `add`, because it would wait for its own thread."""
         if is_owned(self._work):
             raise self._locked()
 
@@ -114,7 +122,7 @@ class Buffer:
             )
 
     def take(self) -> list[TopicBatch] | None:
-        """Return None if the buffer is closed and empty.
+        """Wait for messages, and return all of them. Return None if the buffer is closed and empty.
 
         The call also declares that the messages of all earlier calls are settled: appended or failed.
         """
@@ -138,6 +146,10 @@ class Buffer:
             return batches
 
     def flush(self) -> None:
+        """Wait until all messages added before are settled.
+
+        Raises `BufferFull` in the taker's thread, which cannot wait for itself.
+        """
         self.must_be_outside()
         with self._lock:
             if threading.current_thread() is self._taker:
@@ -151,7 +163,10 @@ class Buffer:
             self._room.wait_for(lambda: self._settled >= last or self._is_over)
 
     def close(self, why: StoreClosed | None = None) -> None:
-        """Refuse further messages, and let `take` return the buffered ones at once."""
+        """Refuse further messages, and let `take` return the buffered ones at once.
+
+        why: the error that `add` then raises.
+        """
         with self._lock:
             self._why_closed = self._why_closed or why
             self._is_closed = self._is_urgent = True
@@ -160,6 +175,7 @@ class Buffer:
             self._room.notify_all()
 
     def abandon(self) -> list[TopicBatch]:
+        """Close, and return the messages that were not taken."""
         with self._lock:
             self.close()
             batches, self._batches = list(self._batches.values()), {}

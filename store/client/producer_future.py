@@ -42,7 +42,10 @@ class Failure:
 
 
 class PlacedRows(NamedTuple):
-    """Where the rows of one append are stored. first: index in `result` of the first row."""
+    """Where the rows of one append are stored.
+
+    first: index in `result` of the first row. store_host: IP address and port of the store.
+    """
 
     result: AppendResult
     first: int
@@ -56,8 +59,8 @@ ALREADY_STORED = PutResult(PutStatus.ALREADY_STORED, -1, -1, -1, "")
 class TopicBatch:
     """Messages of one topic that are appended together, and later their outcomes.
 
-    fields: of all messages in one flat list, because an object for each message would slow the garbage collector. Empty
-    when settled.
+    fields: the fields of all messages in one flat list, because an object for each message would slow the garbage
+    collector. Empty when settled.
     """
 
     def __init__(self, topic: str) -> None:
@@ -94,6 +97,10 @@ class TopicBatch:
         self.settled.set_result(None)
 
     def wait(self, timeout: float | None) -> None:
+        """Wait until all outcomes are known.
+
+        Raises `TimeoutError`, and `StoreForked` in a process that was forked before they were known.
+        """
         if self.is_settled:
             return
         if os.getpid() != self._process:
@@ -126,13 +133,14 @@ class SendFuture:
         self._row = row
 
     def result(self, timeout: float | None = None) -> PutResult:
-        """Return the outcome within `timeout` seconds. Raises the error of the append, and `TimeoutError`."""
+        """Wait up to `timeout` seconds, and return the outcome. Raises the append's error, and `TimeoutError`."""
         outcome = self._outcome(timeout)
         if isinstance(outcome, Failure):
             raise outcome.to_raise()
         return outcome
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait up to `timeout` seconds, and return the append's error, or None. Raises `TimeoutError`."""
         outcome = self._outcome(timeout)
         return outcome.to_raise() if isinstance(outcome, Failure) else None
 

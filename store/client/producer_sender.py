@@ -86,7 +86,6 @@ class Sender(threading.Thread):
                     self._failed(error)
 
     def _append_or_split(self, parts: Sequence[_Part]) -> None:
-        """If a message is refused, split the append until that message fails alone."""
         outcomes: Sequence[Outcome]
         try:
             if self._fatal is not None:
@@ -95,7 +94,7 @@ class Sender(threading.Thread):
         except Exception as error:  # noqa: BLE001  the futures raise it
             is_refused, count = isinstance(error, _REFUSALS), sum(end - first for _, first, end in parts)
             if (is_refused and count > 1) or (isinstance(error, UnknownTopic) and len(parts) > 1):
-                for half in _halves(parts):
+                for half in _halves(parts):  # split until the refused message fails alone
                     self._append_or_split(half)
                 return
             outcomes = [self._failed(error)] * len(parts)
@@ -128,7 +127,7 @@ class Sender(threading.Thread):
                 batch.settle(len(batch), failure)
 
     def _close_if_named(self, error: Exception) -> None:
-        """The log records only the highest sequence, so after a later append failed messages would count as stored."""
+        # The log records only the highest sequence, so after a later append the failed messages would count as stored.
         if self._sequences is not None and self._fatal is None:
             self._fatal = error
             self._buffer.close(
@@ -149,6 +148,7 @@ class Sender(threading.Thread):
         return failure
 
     def raise_unseen(self) -> None:
+        """Raise the first error that no future has raised, with the other such errors as notes."""
         failures, self._failures = self._failures, []
         unseen = [failure for failure in failures if not failure.is_raised]
         if unseen:

@@ -31,11 +31,11 @@ class ReadsFew(Protocol):
     """A log that can read a few messages one by one, which is faster than `scan`."""
 
     def few(self, wanted: QueueRange) -> Sequence[StoredMessage] | None:
-        """Return None if `scan` is faster. The range must be published."""
+        """Return all messages of a published range, or None if `scan` is faster."""
 
 
 class PullFigures(NamedTuple):
-    """delivered: ms from storing a message to pulling it. held: the number of held requests."""
+    """Metrics of pulling. delivered: ms from storing a message to pulling it. held: the number of held requests."""
 
     delivered: Figure
     held: Figure
@@ -99,14 +99,12 @@ class Puller:
                 self._answer(held, found)
 
     def _drop_all(self) -> None:
-        """If the deleted topic is recreated, the rebalancer restarts the queues."""
-        for queue in self._waiting.values():
+        for queue in self._waiting.values():  # if the topic is recreated, the rebalancer restarts them
             self._queues.stop(queue)
         self._waiting.clear()
         self._figures.held.set(0)
 
     def _listen(self, held: Held) -> bool:
-        """Return False after `stop`."""
         with suppress(Empty):
             while True:
                 queue = self._asked.get(block=not self._waiting)
@@ -158,7 +156,7 @@ class Puller:
             yield Columns(wanted.queue, batch)
 
     def _corrected(self, queue: ProcessQueue, error: OffsetOutOfRange | UnknownTopic) -> bool:
-        """Skip to the first message that exists, as RocketMQ's consumer does.
+        """Skip to the first message that exists, as RocketMQ's consumer does. Return whether to continue pulling.
 
         If the queue was deleted or ends before the pulled offset, stop it for the rebalancer to restart.
         """

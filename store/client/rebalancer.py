@@ -42,7 +42,7 @@ class Leaving(NamedTuple):
 
 
 class Rebalancer:
-    """One thread calls `step` and `wait` in turn."""
+    """Acquires and releases the queues of one consumer. One thread calls `step` and `wait` in turn."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Rebalancer:
                 self._begin_in(topic, self._config.consume_from_where)
 
     def step(self) -> None:
-        """After `StoreBusy`, call it again."""
+        """Adapt to the group's current members, topics and offset resets. After `StoreBusy`, call it again."""
         now = time.monotonic()
         self.renew()
         self._restart(self._queues.forget(self._member.resets), now)
@@ -97,6 +97,7 @@ class Rebalancer:
         self._log_hanging(now)
 
     def renew(self) -> None:
+        """Renew the queue locks if due, and drop the queues that another member locked."""
         now = time.monotonic()
         if now < self._renewed + _RENEW_SECONDS:
             return
@@ -141,7 +142,6 @@ class Rebalancer:
                 self._leaving[name] = leaving._replace(again_at=position)
 
     def _leave_stopped(self, now: float) -> None:
-        """The next step restarts the queues that exist."""
         for name, queue in list(self._mine.items()):
             if queue.is_stopped:
                 if queue.redirected_to is not None:
@@ -149,7 +149,7 @@ class Rebalancer:
                         self._member.reset({name: queue.redirected_to})
                         what = "%s: read up to %d, and continuing at %d: an admin tool reset the group"
                         _logger.warning(what, name, queue.pulled, queue.redirected_to)
-                self._leave(name, now)
+                self._leave(name, now)  # the next step restarts the queue if it exists
 
     def _leave(self, queue: Queue, now: float, again_at: int | None = None) -> None:
         leaving = self._mine.pop(queue)
@@ -179,9 +179,7 @@ class Rebalancer:
         self._consume(got, self._member.committed(got))
 
     def _begin_in(self, topic: str, where: ConsumeFromWhere) -> None:
-        """Record all queues at once. If only some had an offset, the others would count as queues that were added
-        later.
-        """
+        # For all queues at once: if only some had an offset, the others would count as queues that were added later.
         self._member.begin(
             first_offsets(self._log, topic, self._member.committed, where, self._config.consume_timestamp)
         )

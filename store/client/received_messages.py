@@ -61,7 +61,7 @@ class Columns:
     body_error: str | None = None  # of a single message with an unreadable body, see `pieces`
 
     def __init__(self, queue: Queue, batch: pa.RecordBatch, tries: int = 0) -> None:
-        """tries: how often processing has failed since the pull."""
+        """batch: has COLUMNS. tries: how often processing has failed since the pull."""
         self._queue = queue
         self._batch = batch
         self.tries = tries
@@ -83,13 +83,14 @@ class Columns:
         return pieces
 
     def tried(self) -> Columns:
+        """Return a copy whose messages have failed once more."""
         again = Columns(self._queue, self._batch, self.tries + 1)
         again.body_error = self.body_error
         return again
 
     @property
     def stored_at(self) -> Floats:
-        """float64 ms since the epoch, shape (n,). An invalid time gives an arbitrary number."""
+        """The store times: float64 ms since 1970, shape (n,). An invalid time gives an arbitrary number."""
         times: Floats = numbers(self._batch["storeTimestamp"].view(pa.int64()).fill_null(0)) / 1000
         return times
 
@@ -238,7 +239,7 @@ def _offset_id(host: str, physical_offset: int) -> str:
 
 
 class _Field(Generic[_Value]):
-    """The item for the message's row in the list of the same name in `Columns`."""
+    """An attribute of `ReceivedMessage`: the item for its row in the list of the same name in `Columns`."""
 
     def __init__(self, meaning: str) -> None:
         self.__doc__ = meaning
@@ -308,7 +309,7 @@ _FIELDS = StoredMessage._fields
 
 
 class Messages(Sequence[ReceivedMessage]):
-    """Rows [start, stop) of `Columns`, each a message that is created on access."""
+    """Rows [start, stop) of `Columns` as a sequence of messages. Each message is created on access."""
 
     __slots__ = ("_columns", "_start", "_stop")
 
@@ -342,6 +343,7 @@ class Messages(Sequence[ReceivedMessage]):
 
     @property
     def body_error(self) -> str | None:
+        """Why the body of a single message cannot be read, None if it can."""
         return self._columns.body_error
 
     @property

@@ -1,5 +1,6 @@
-"""Requests and replies, as in RocketMQ's clients. Each requesting producer reads the whole topic of replies, and picks
-its own.
+"""Requests and replies, as in RocketMQ's clients.
+
+Each requesting producer reads the whole topic of replies, and picks its own.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ def reply(request: RequestMessage, body: bytes | str) -> Message:
 
 
 class Replies:
+    """Receives the replies to a producer's requests, in a thread."""
+
     def __init__(self, store: MessageStore, what: str) -> None:
         self._what = f"{what}: replies"
         self._is_over = False
@@ -84,7 +87,7 @@ class Replies:
         return isinstance(self._error, UnknownTopic) or not self._topics.queue_count(self._topic)
 
     def expect(self, timeout: float) -> tuple[dict[str, str], Future[StoredMessage]]:
-        """Return the properties of a new request, and the future of its reply.
+        """Return the properties of a new request, and the future of its reply. timeout: seconds.
 
         The caller has to call `forget` when it stops waiting for the reply.
         """
@@ -104,7 +107,7 @@ class Replies:
         self._waiting.pop(properties[PROPERTY_CORRELATION_ID], None)
 
     def stop(self) -> None:
-        """Futures of replies then raise `StoreClosed`."""
+        """Let the thread end. Futures of replies then raise `StoreClosed`."""
         self._is_over = True
         self._held.wake()
 

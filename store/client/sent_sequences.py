@@ -37,12 +37,13 @@ Sequences = Mapping[str, int]  # by topic
 
 
 class SentSequences:
-    """Keeps the producer's folder locked. Not thread-safe.
+    """The sequences of an open producer, whose folder it keeps locked. Not thread-safe.
 
     found: the last sequence of each topic in the log on opening.
     """
 
     def __init__(self, store: MessageStore, name: str) -> None:
+        """Lock and read the producer's folder. Raises `InvalidGroup`, `StoreLocked`, `CorruptStore`, `OffsetLost`."""
         try:
             check_group_name(name)
         except InvalidGroup as error:
@@ -75,14 +76,16 @@ class SentSequences:
             raise
 
     def record(self, sequences: Sequences) -> Message:
-        """The message goes to queue 0, the only one that `_find` reads."""
+        """Return the message that records `sequences`. Add it to the append of their messages."""
+        # queue 0 is the only queue that `_find` reads
         return Message(PRODUCERS_TOPIC, encode(dict(sequences)), keys=self._name, queue_id=0)
 
     def has(self, topic: str, sequence: int) -> bool:
+        """Return whether the log had this sequence or a higher one on opening, and the topic still exists."""
         return sequence <= self.found.get(topic, sequence - 1) and self._exists(topic, self._opened_at)
 
     def reach(self, sequences: Sequences, at: int) -> None:
-        """at: commit log offset (bytes) of the append."""
+        """Record that these sequences are appended. at: commit log offset (bytes) of the append."""
         self._reached.update({topic: (last, at) for topic, last in sequences.items()})
 
     def _existing(self) -> dict[str, int]:

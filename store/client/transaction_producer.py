@@ -42,7 +42,7 @@ Check = Callable[[StoredMessage], Outcome]
 
 
 class TransactionResult(NamedTuple):
-    """The outcome of a transaction. put: None unless it was committed."""
+    """The outcome of a transaction. put: where the message was appended, None unless it was committed."""
 
     outcome: Outcome
     transaction_id: str
@@ -182,7 +182,7 @@ class _Checker(threading.Thread):
         self._limits = limits
 
     def run(self) -> None:
-        """The member keeps the group's lock between checks, because two checking members would shorten the interval."""
+        # Hold the group's lock also between checks, because two checking members would shorten the interval.
         try:
             self._check_periodically()
         finally:

@@ -27,7 +27,10 @@ _LOOK_SECONDS = 1.0  # limit of a wait: it does not notice that the clock was se
 
 
 class Deliverer:
-    """One process of a host can hold the delivery lock. The thread starts once the store has had a delayed message."""
+    """Delivers due messages in a thread, while this process holds the delivery lock.
+
+    One process of a host can hold the lock. The thread starts once the store has had a delayed message.
+    """
 
     def __init__(self, root: Path, delivery: Callable[[], Delivery], watch: Callable[[], Watch]) -> None:
         self._root = root
@@ -70,7 +73,7 @@ class Deliverer:
             thread.join()
 
     def save(self) -> None:
-        """Call it after `stop` and a flush."""
+        """Write the progress. Call it after `stop` and a flush."""
         if self._delivering is not None:
             for _ in range(2):  # the progress that waits for a flush, then the current one
                 self._delivering.save(_now())
@@ -83,7 +86,7 @@ class Deliverer:
             self._watch.close()
 
     def _is_time_to_save(self, due: int | None) -> bool:
-        """Writing delays due messages, so it waits for a pause in them."""
+        # Writing delays due messages, so wait for a pause in them.
         pause = math.inf if due is None else due - _now()
         return time.monotonic() >= self._save_at + (0 if pause > _PAUSE_MS else _SAVE_AT_LAST_SECONDS - _SAVE_SECONDS)
 
@@ -119,6 +122,7 @@ class Deliverer:
             self._stopping.wait(rest)
 
     def _go_on(self, watch: Watch) -> float:
+        """Deliver due messages if this process has the delivery lock, then wait. Return how many seconds to rest."""
         if self._delivering is None:
             self._turn = self._turn or ByteLock(self._root / LOCK_FILE, DELIVERY_BYTE)
             if not self._turn.take():

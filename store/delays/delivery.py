@@ -39,7 +39,9 @@ class DelayedAppend(Protocol):
 
 
 class Delivery:
-    """Delivers in bounded steps. The caller must hold the delivery lock, and call `begin` first.
+    """Delivers the delayed messages of one store in bounded steps.
+
+    The caller must hold the delivery lock, and call `begin` first.
 
     Each message with a sound record and an existing topic is delivered exactly once, even if this process or the
     machine dies (see `delivery_progress`).
@@ -88,7 +90,7 @@ class Delivery:
             self._progress.write(self._root)
 
     def look(self) -> float:
-        """Return the `time.monotonic()` by which to call this again."""
+        """Read the new messages. Return the `time.monotonic()` by which to call this again."""
         confirm = self._published_end.confirm_offset
         self._timers.look(confirm)
         if time.monotonic() < self._look_at:
@@ -144,8 +146,7 @@ class Delivery:
             write_timer_log(self._root, waiting, newest, known.until, now)
 
     def _append_all(self, due: Due) -> bool:
-        """If a topic was deleted concurrently, append nothing and return False."""
-        deletions = self._published_end.deletions
+        deletions = self._published_end.deletions  # if a topic is deleted concurrently, append nothing
         pieces = [records for copies, offsets in self._sound(due) for records in self._records(copies, offsets)]
         return not pieces or self._append(pieces, unless=lambda: self._published_end.deletions != deletions) is not None
 
@@ -195,7 +196,7 @@ class Delivery:
 
 
 def _first_waiting(queues: ConsumeQueues, end: int) -> int:
-    """Return the log offset of the first delayed message ever put, 0 if unknown."""
+    """Return the log offset of the first delayed message ever put, `end` if there was none, 0 if unknown."""
     waited = [queues.of(*name) for name in queues.existing() if name[0] in WAITING_TOPICS]
     first = [int(queue.entries_or_zeros(0, 1)["physical_offset"][0]) for queue in waited if queue.has_files]
     return min([end, *first])  # a running append may be after `end`

@@ -51,7 +51,9 @@ _DELIVERED = "delivered"
 
 
 class DeliveryProgress(NamedTuple):
-    """levels: maps each delay level to its next queue offset.
+    """Which delayed messages are delivered.
+
+    levels: maps each delay level to its next queue offset.
     delivered_to: the log offset `to`, None if a broker delivered last.
     """
 
@@ -61,6 +63,7 @@ class DeliveryProgress(NamedTuple):
 
     @staticmethod
     def read(root: Path) -> DeliveryProgress:
+        """Read the progress from RocketMQ's files. Raises `CorruptStore`."""
         path = root / DELAY_OFFSETS_FILE
         content = read_json(path)
         levels = offset_table(path, _OFFSETS, content.get(_OFFSETS))
@@ -103,7 +106,7 @@ def _brokers(path: Path) -> DeliveredTimers:
 def write_timer_check(root: Path, timers: DeliveredTimers, first_waiting: int) -> None:
     """Write the file from which a broker's timer continues.
 
-    first_waiting: the first message that the broker's timer log lacks.
+    first_waiting: queue offset of the first message that the broker's timer log lacks.
     """
     path = root / TIMER_CHECK_FILE
     check = np.zeros(1, TIMER_CHECK)
@@ -116,6 +119,7 @@ FIELD = "prepared_transaction_offset"
 
 
 def delivery_marks(physical_offsets: Int64s) -> Int64s:
+    """Return the values of `FIELD` that mark deliveries of the records at these log offsets, shape (n,)."""
     return ~physical_offsets
 
 

@@ -35,7 +35,7 @@ _STORED, _STORED_AT = RECORD_HEADER["store_timestamp"], field_offset(RECORD_HEAD
 
 @dataclass
 class _Level:
-    """next: queue offset of the first waiting message. time: when that is due, None if it was not read yet."""
+    """One level. next: queue offset of its first waiting message. time: when that is due (ms), None if not read yet."""
 
     queue: ConsumeQueue
     next: int
@@ -55,7 +55,9 @@ class Levels:
         delivered: Int64s,
         ends: Ends,
     ) -> None:
-        """offsets: maps each level to its next queue offset, limited to the offsets of the queue, as in RocketMQ.
+        """Start after the delivered messages.
+
+        offsets: maps each level to its next queue offset, limited to the offsets of the queue, as in RocketMQ.
         delivered: log offsets of further messages that are delivered.
         """
         self._log = log
@@ -111,6 +113,7 @@ class Levels:
         return Due.in_order(found), then
 
     def oldest(self, first_byte: int, delivered: Int64s) -> int | None:
+        """Return the log offset of the first waiting message at or after `first_byte`, None if there is none."""
         found = (self._oldest(level, first_byte, delivered) for level in self._levels.values())
         return min((offset for offset in found if offset is not None), default=None)
 
@@ -144,7 +147,7 @@ class Levels:
             self._levels[number].next, self._levels[number].time = offset, None
 
     def _behind(self, queue: ConsumeQueue, first: int, end: int, delivered: Int64s = _NONE) -> int:
-        """Skip delivered messages, and blank entries at a queue's begin."""
+        """Return the queue offset of the first message from `first` on that is neither delivered nor a blank entry."""
         while first < end:
             entries, first = self._some(queue, first, end)
             is_over = np.isin(_offsets(entries), delivered) | (entries["size"] == CQ_PRE_BLANK_SIZE)

@@ -61,7 +61,7 @@ class Due(NamedTuple):
 
     @staticmethod
     def in_order(parts: Sequence[Due]) -> Due:
-        """Messages with equal times stay in the order of their puts."""
+        """Join messages in the order of their due times. Messages with equal times stay in the order of their puts."""
         columns = [np.concatenate([np.empty(0, np.int64), *column]) for column in zip(*parts, strict=True)]
         times, physical_offsets, sizes = columns or [np.empty(0, np.int64)] * 3
         order = np.lexsort((physical_offsets, times))
@@ -74,6 +74,7 @@ class Due(NamedTuple):
         return min(len(ends), max(1, int(np.searchsorted(ends, _MOST_BYTES, side="right"))))
 
     def without(self, physical_offsets: Int64s, before: int) -> Due:
+        """Return the messages that are neither at one of these log offsets nor before `before`."""
         at = self.physical_offsets
         is_before = (at >= 0) & (at < before) & (self.sizes > 0)  # keep a damaged entry: its loss is logged
         left = ~np.isin(at, physical_offsets) & ~is_before
@@ -85,7 +86,7 @@ _logger = logging.getLogger("store")
 
 
 class WaitingMessages(NamedTuple):
-    """In the order of their due times (ms). Each field int64, shape (n,)."""
+    """Messages that are not delivered yet, in the order of their due times (ms). Each field int64, shape (n,)."""
 
     times: Int64s
     queue_offsets: Int64s
@@ -106,7 +107,7 @@ class WaitingMessages(NamedTuple):
 
 
 class DeliveredTimers(NamedTuple):
-    """All messages before queue offset `end` that were due at `until` (ms) or earlier."""
+    """Delivered messages: all before queue offset `end` that were due at `until` (ms) or earlier."""
 
     until: int
     end: int
@@ -116,7 +117,7 @@ class Timers:
     def __init__(
         self, log: CommitLog, queues: ConsumeQueues, known: DeliveredTimers, delivered: Int64s, ends: Ends
     ) -> None:
-        """delivered: log offsets of delivered messages that `known` does not cover."""
+        """Start after the delivered messages. delivered: log offsets of those that `known` does not cover."""
         self._log = log
         self._queue = queues.of(TIMER_TOPIC, 0)
         self._known = known
@@ -127,7 +128,7 @@ class Timers:
         self._runs: list[WaitingMessages] = []
 
     def look(self, confirm_offset: int) -> None:
-        """A lost record is logged and skipped, unless it is before the log's begin."""
+        """Read the new entries. A lost record is logged and skipped, unless it is before the log's begin."""
         end = self._queue.known_end(max(self._noted_length, self._end), confirm_offset)
         count, lost = _AT_ONCE, 0
         while self._end < end:
@@ -195,7 +196,10 @@ class Timers:
         return DeliveredTimers(now if time is None else min(now, time - 1), self._end)
 
     def is_all(self, known: DeliveredTimers) -> bool:
-        """If the clock was set back, a message may wait that was due earlier than a delivered one."""
+        """Return whether `known` covers all delivered messages.
+
+        If the clock was set back, a message may wait that was due earlier than a delivered one.
+        """
         return known.until >= self._latest
 
     @property
@@ -206,7 +210,7 @@ class Timers:
 
     @property
     def newest(self) -> tuple[int, int] | None:
-        """Log offset and size of the newest message."""
+        """Log offset and size of the newest message that was read, None without one."""
         if not self._end:
             return None
         entry = self._queue.entries(self._end - 1, self._end)[0]
@@ -214,7 +218,7 @@ class Timers:
 
 
 def _times(log: CommitLog, offsets: Int64s, sizes: Int64s) -> Int64s:
-    """Return ms since 1970, shape (n,); 0 for a record without a valid time."""
+    """Return the due times of records, ms since 1970, shape (n,). The time is 0 if a record has no valid one."""
     times, segments = np.zeros(len(offsets), np.int64), offsets // log.segments.size
     for first, last in pairwise([0, *(np.flatnonzero(np.diff(segments)) + 1).tolist(), len(offsets)]):
         begin = int(segments[first]) * log.segments.size
@@ -232,8 +236,8 @@ def _measured(view: Bytes, positions: Int64s, sizes: Int64s) -> RecordView:
 
 
 def _due_times(properties: PropertyColumns) -> Int64s:
-    """A message's own time counts if it is in its slot of RocketMQ's timer. Otherwise the end of the slot counts."""
     at, slots = (_numbers(properties.value(name)) for name in (PROPERTY_DELIVER_AT, PROPERTY_TIMER_OUT))
+    # A message's own time counts if it is in its slot of RocketMQ's timer. Otherwise the end of the slot counts.
     own = (at > slots) & (at <= slots + TIMER_PRECISION_MS)
     times: Int64s = np.where(own, at, np.where(slots > 0, slots + TIMER_PRECISION_MS, 0))
     return times
@@ -255,7 +259,8 @@ def write_timer_log(root: Path, waiting: WaitingMessages, newest: tuple[int, int
     so that must be the newest message of TIMER_TOPIC. If the newest message is delivered already, its unit has a slot
     in the past.
 
-    newest: log offset and size of TIMER_TOPIC's newest message. until, now: ms.
+    newest: log offset and size of TIMER_TOPIC's newest message. until: messages due by then are delivered.
+    until, now: ms.
     """
     units = _units(waiting, newest, until // TIMER_PRECISION_MS * TIMER_PRECISION_MS, now)
     folder, making = root / TIMER_LOG_DIR, root / f"{TIMER_LOG_DIR}.tmp"
