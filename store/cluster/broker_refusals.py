@@ -40,7 +40,10 @@ def is_temporary(error: RemotingError) -> bool:
 
 
 def explained(answer: Command, who: str, code: int, what: object = None) -> RequestRefused:
-    """who: the server that refused. code: of the request. what: its queue or topic."""
+    """Return the error for a refusal, with a remedy if one is known.
+
+    who: the server that refused. code: of the request. what: its queue or topic.
+    """
     remark = (answer.remark or "no remark").strip().partition("\n")[0][:300].rstrip(".")
     means = ResponseCode(answer.code) if answer.code in _KNOWN else ResponseCode.SYSTEM_ERROR
     if means is ResponseCode.SYSTEM_ERROR and _OF_ACCOUNTS in remark:

@@ -32,7 +32,7 @@ class SlaveAnswers:
         self._known: dict[tuple[Queue, RequestCode], int] = {}  # the last answer, as corrected
 
     def corrected(self, broker: Broker, queue: Queue, code: RequestCode, answer: Command) -> Command:
-        """Replace a slave's end below its last known end, and its begin above its last known begin.
+        """Return an answer. A slave's end is at least the last known end, its begin at most the last known begin.
 
         Raises `Unreachable` if a slave lacks the topic or the offset, because only its master can decide.
         """
@@ -72,6 +72,7 @@ class Ask(NamedTuple):
 
     @staticmethod
     def of_end(queue: Queue, code: RequestCode = RequestCode.GET_MAX_OFFSET) -> Ask:
+        """Return a request for the end of a queue, or for its begin with GET_MIN_OFFSET."""
         return Ask(queue, code, TopicQueue(queue.topic, queue.queue_id))
 
 
@@ -92,7 +93,7 @@ class Brokers:
     def ask(self, asks: Mapping[_Key, Ask], patience: float | None = None) -> dict[_Key, Command]:
         """Return the answers for the queues that exist. Requests run concurrently.
 
-        patience: seconds to retry. Raises `Unreachable`, `RequestRefused`.
+        patience: seconds to retry, by default `ClusterAddress.patience`. Raises `Unreachable`, `RequestRefused`.
         """
         found: dict[_Key, Command] = {}
         deadline = time.monotonic() + (self.address.patience if patience is None else patience)
@@ -152,6 +153,7 @@ class Brokers:
         return self._begin(broker.writable[0], code, {} if header is None else header.texts(), body, timeout)
 
     def create_topic(self, topic: str, queues: int, template: str, perm: int) -> None:
+        """Create a topic on all masters."""
         header = CreateTopic(topic, template, queues, queues, perm, "SINGLE_TAG")
         masters = [broker for broker in self.routes.brokers() if broker.writable]
         asked = [(each, self.send(each, RequestCode.UPDATE_AND_CREATE_TOPIC, header)) for each in masters]
@@ -166,6 +168,7 @@ class Brokers:
         answers: tuple[int, ...] = (ResponseCode.SUCCESS,),
         leave_out: Container[str] = (),
     ) -> dict[str, Command]:
+        """Return the answers of all brokers by name, except those in `leave_out`."""
         fields = {} if header is None else header.texts()
         brokers = [broker for broker in self.routes.brokers() if broker.name not in leave_out]
         asked = [(broker, self._begin(broker.readable, code, fields, body)) for broker in brokers]
@@ -205,9 +208,10 @@ def answered(
     what: object = None,
     answers: tuple[int, ...] = (ResponseCode.SUCCESS,),
 ) -> Command:
-    """Wait for a broker's answer. what: the queue, topic or message, for errors. answers: accepted codes.
+    """Wait for a broker's answer, and return it.
 
-    Raises `Unreachable`, `Untrusted`, `RequestRefused`.
+    what: the queue, topic or message, for errors. answers: accepted codes. Raises `Unreachable`, `Untrusted`, and
+    `RequestRefused` for another code.
     """
     try:
         command = answer.result()

@@ -24,9 +24,8 @@ _KNOWN_SECONDS = 60.0  # then retention may have moved the begin
 class ClusterBounds:
     """The bounds of queues. Thread-safe.
 
-    A broker counts as missing from a request that it does not answer until it answers and name servers list it again,
-    because only then tasks find it. While a pull is held at a queue's end, the end is known, so the broker is not
-    asked.
+    A broker that does not answer a request is missing until it answers again and name servers list it, because tasks
+    find it only then. While a pull is held at a queue's end, the end is known, so the broker is not asked.
     """
 
     def __init__(self, brokers: Brokers, end_pulls: EndPulls) -> None:
@@ -38,6 +37,7 @@ class ClusterBounds:
         self._asked: dict[str, float] = {}  # `time.monotonic()` of the last request to a missing broker
 
     def look(self, queues: Iterable[Queue]) -> LogLook:
+        """Return the bounds from the brokers that answer, and the missing brokers."""
         queues, now = list(queues), time.monotonic()
         found = {queue: known for queue in queues if (known := self._unchanged(queue, now)) is not None}
         where = self._brokers.routes.readable(queue for queue in queues if queue not in found)
@@ -70,7 +70,10 @@ class ClusterBounds:
         return LogLook(there, missing)
 
     def complete(self, queues: Sequence[Queue]) -> dict[Queue, Bounds]:
-        """Wait for the brokers of `queues`, but not for others, which a task does not need. Raises `BrokerMissing`."""
+        """Return the bounds when the brokers of all `queues` have answered. Raises `BrokerMissing`.
+
+        Does not wait for other brokers, because a task needs only those of its queues.
+        """
         own = {queue.broker for queue in queues}
         deadline = time.monotonic() + self._brokers.address.broker_timeout
         while own & (looked := self.look(queues)).missing.keys():

@@ -37,7 +37,10 @@ from store.remoting.headers import Offset, SearchOffset
 
 
 class ClusterTopics(Mapping[str, tuple[Queue, ...]]):
-    """The topics of a cluster. RocketMQ's own topics can be looked up, but are not listed."""
+    """The topics of a cluster. RocketMQ's own topics can be looked up, but are not listed.
+
+    wanted, oldest: see `Log.topics`.
+    """
 
     def __init__(self, brokers: Brokers, wanted: NameFilter | None, oldest: float) -> None:
         self._brokers = brokers
@@ -111,8 +114,9 @@ class ClusterLog:
         return committed(self._brokers, group, queues)
 
     def groups(self) -> Mapping[str, Positions]:
-        """Leave out brokers that the last look found to be missing. Raises `Unreachable` if another broker does not
-        answer.
+        """Return the offsets of all groups, without those at brokers that the last look found to be missing.
+
+        Raises `Unreachable` if another broker does not answer.
         """
         found: dict[str, Positions] = {}
         answers = self._brokers.ask_all(RequestCode.GET_ALL_CONSUMER_OFFSET, leave_out=self._bounds.missing)
@@ -174,7 +178,7 @@ class ClusterLog:
         self._end_pulls.wait(seen, timeout)
 
     def hold(self, begin: Positions, deadline: float, message_filter: MessageFilter, idle: float) -> ClusterHeld:
-        """Brokers do not get the filter, so any new message gives a range."""
+        """Hold a pull at each position. Brokers do not get the filter, so any new message gives a range."""
         return ClusterHeld(self._brokers, begin, deadline, idle, self._brought)
 
     def close(self) -> None:

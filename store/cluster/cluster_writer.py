@@ -188,7 +188,7 @@ def _batched(topic: str, queue_id: int, messages: MessageColumns, rows: Int64s, 
 
 
 def _single(topic: str, queue_id: int, messages: MessageColumns, rows: Int64s, now: int) -> Iterator[_Send]:
-    """A batch has one birth time and one delay for all messages, so send these messages one by one."""
+    """Yield a request for each message, because a batch has one birth time and one delay for all messages."""
     encoded = encoded_properties(messages)
     for row in rows.tolist():
         waits = {
@@ -226,7 +226,10 @@ class ClusterWriter(ClusterLog):
         self._turns = count(random.randrange(1 << 16))
 
     def create_topic(self, topic: str, queues: int) -> int:
-        """Raises `UnsupportedStore` if no name server lists the topic's queues within `patience` seconds."""
+        """Create a topic, and return its number of queues.
+
+        Raises `UnsupportedStore` if no name server lists the queues within `ClusterAddress.patience` seconds.
+        """
         check_topic_name(topic)
         self._brokers.create_topic(topic, queues, DEFAULT_TOPIC, READ_WRITE)
         deadline = time.monotonic() + self._address.patience
@@ -261,6 +264,7 @@ class ClusterAppend:
         parts.append((topic, as_table(table)))
 
     def publish(self, *, flush: bool = False, unless: Callable[[], bool] | None = None) -> AppendResult:
+        """Send the messages. Raises `UnsupportedStore` if `unless` is given."""
         parts, self._parts = self._open_parts(), None
         if unless is not None:
             raise UnsupportedStore(
@@ -283,7 +287,7 @@ class ClusterAppend:
         return AppendResult.concatenate(results)
 
     def _wait_until_visible(self, ends: Mapping[Queue, int]) -> None:
-        """A broker writes its queues shortly after its log.
+        """Wait until readers see the messages, because a broker writes its queues shortly after its log.
 
         Does not wait if the account or the queue is write-only.
         """

@@ -21,7 +21,10 @@ _logger = logging.getLogger("store")
 
 
 class MemberOffsets:
-    """The offsets that a member committed in its own queues, until they are persisted. Thread-safe."""
+    """The offsets that a member committed in its own queues, until they are persisted. Thread-safe.
+
+    own: the member's queues. resets: the number of resets so far.
+    """
 
     def __init__(self, brokers: Brokers, group: str, what: str) -> None:
         self._brokers = brokers
@@ -56,15 +59,16 @@ class MemberOffsets:
                     self._committed[queue] = offset
 
     def begin(self, positions: Positions) -> None:
+        """Set the offsets of queues that have none at their brokers."""
         known = committed(self._brokers, self._group, positions)
         self._set({queue: offset for queue, offset in positions.items() if queue not in known})
 
     def persist(self, queues: Collection[Queue]) -> None:
-        """Send committed offsets to the brokers, with retries."""
+        """Send committed offsets to the brokers, and retry for `ClusterAddress.patience` seconds."""
         self._set(self._committed_in(queues))
 
     def persist_soon(self, queues: Collection[Queue]) -> None:
-        """Send committed offsets once, and leave failures to the next call.
+        """Send committed offsets to the brokers once. The next call retries failures.
 
         Raises `Unreachable` if no broker answers.
         """
@@ -107,7 +111,10 @@ class MemberOffsets:
 
 
 def warn_or_raise(what: str, failed: Sequence[Unreachable], asked: int, then: str) -> None:
-    """Raise the first error if no broker answered, otherwise log the errors. then: the consequence, for the log."""
+    """Raise the first error if no broker answered, otherwise log the errors.
+
+    asked: the number of brokers. then: the consequence, for the log.
+    """
     if failed and len(failed) == asked:
         raise failed[0]
     for error in failed:
@@ -115,6 +122,8 @@ def warn_or_raise(what: str, failed: Sequence[Unreachable], asked: int, then: st
 
 
 def committed(brokers: Brokers, group: str, queues: Iterable[Queue]) -> Positions:
+    """Return the next offset of each queue that has one."""
+
     def ask(queue: Queue) -> Ask:
         header = GroupQueue(group, queue.topic, queue.queue_id, set_zero_if_not_found=False)
         return Ask(queue, RequestCode.QUERY_CONSUMER_OFFSET, header, (*_SUCCESS, ResponseCode.QUERY_NOT_FOUND))
@@ -128,7 +137,7 @@ def committed(brokers: Brokers, group: str, queues: Iterable[Queue]) -> Position
 
 
 def commit(brokers: Brokers, group: str, positions: Positions, *, once: bool = False) -> dict[Queue, Command]:
-    """Return the answer for each queue that a broker has. once: do not retry.
+    """Set the group's offsets. Return the answer for each queue that a broker has. once: do not retry.
 
     An answer with a remark is a refusal: a broker of RocketMQ 5.3 or later refuses an offset if an admin tool has reset
     the group.

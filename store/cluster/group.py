@@ -45,7 +45,7 @@ class ClusterGroup:
         exclusive: bool = False,
         instance: str | None = None,
     ) -> ClusterMember:
-        """Brokers do not report whether other members are orderly, so that is not checked. See `Group.join`.
+        """Join the group, see `Group.join`. Order is not checked: brokers do not report whether members are orderly.
 
         Raises `UnsupportedStore` for broadcasting and exclusive members.
         """
@@ -78,7 +78,10 @@ class ClusterGroup:
             brokers.ask_all(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=settings)
 
     def members(self) -> list[MemberInfo]:
-        """Brokers know neither the members' queues nor the subscriptions of each: all have the group's last ones."""
+        """Return the members, without their queues. All have the group's last subscriptions.
+
+        Brokers do not know the queues and subscriptions of each member.
+        """
         with closing(Brokers(self.address)) as brokers:
             answers = brokers.ask_all(
                 RequestCode.GET_CONSUMER_CONNECTION_LIST,
@@ -97,6 +100,7 @@ class ClusterGroup:
             return committed(brokers, self.name, queues)
 
     def reset(self, positions: Positions) -> None:
+        """Raise `UnsupportedStore`, because brokers can only reset to a time."""
         raise self._unsupported("brokers reset a group to a time, not to offsets. Use mqadmin resetOffsetByTime")
 
     def _unsupported(self, why: str) -> UnsupportedStore:

@@ -60,6 +60,7 @@ class EndPulls:
         self._end_pulls: dict[Queue, _EndPull] = {}
 
     def wait(self, seen: Positions, timeout: float) -> None:
+        """Wait up to `timeout` seconds until a queue's end differs from `seen`. May return earlier."""
         where = self._brokers.routes.readable(seen)
         with self._lock:
             end_pulls = [self._end_pull(queue, broker, seen[queue]) for queue, broker in where.items()]
@@ -101,7 +102,7 @@ _MOST_AT_ONCE = 32  # messages in an answer to a held pull; further ones are pul
 
 
 class _Pull(NamedTuple):
-    """failing: since when pulls of this queue fail (`time.monotonic()`), None if they do not."""
+    """A pull to send. failing: since when pulls of this queue fail (`time.monotonic()`), None if they do not."""
 
     queue: Queue
     position: int
@@ -109,7 +110,7 @@ class _Pull(NamedTuple):
 
 
 def _empty_range(pull: _Pull) -> QueueRange:
-    """The reader of this range raises the error of a queue that no broker has. Other queues are not affected."""
+    """Return a range whose reader raises the error of a missing queue, so that other queues are not affected."""
     return QueueRange(pull.queue, pull.position, pull.position)
 
 
@@ -176,9 +177,8 @@ class ClusterHeld:
         raise StopIteration
 
     def _is_retried(self) -> bool:
-        """After the deadline, failed pulls are not repeated, because the broker may stay missing."""
         if time.monotonic() >= self._deadline:
-            self._failed.clear()
+            self._failed.clear()  # their brokers may stay missing
         return bool(self._failed)
 
     def _next_look(self, quiet: float) -> float:

@@ -82,13 +82,16 @@ class ClusterMember(Opened):
         return self._presence.members, self._offsets.resets
 
     def _notify(self, command: Command) -> None:
-        """Called in the connections' thread."""
+        """Handle a request of a broker, in the connections' thread."""
         if command.code == RequestCode.RESET_CONSUMER_CLIENT_OFFSET:
             self._offsets.note_resets(parse_reset(bytes(command.body)))
         self._notified.set()
 
     def lock(self, queues: Iterable[Queue], *, ask: bool = False) -> set[Queue]:
-        """ask: ignored, because brokers do not pass requests for queues to other members."""
+        """Lock queues, see `Member.lock`.
+
+        ask: ignored, because brokers do not pass requests for queues to other members.
+        """
         wanted = set(queues)
         with self._turn:
             self.must_be_open()
@@ -105,7 +108,10 @@ class ClusterMember(Opened):
         return set()
 
     def unlock(self, queues: Iterable[Queue]) -> None:
-        """If a broker does not answer, its locks expire later, and finished messages are delivered twice."""
+        """Release queues, see `Member.unlock`.
+
+        If a broker does not answer, its locks expire later, and finished messages are delivered twice.
+        """
         with self._turn:
             self.must_be_open()
             own = set(queues) & self._claims.keys()
@@ -142,7 +148,7 @@ class ClusterMember(Opened):
         return self._offsets.fetch_resets()
 
     def reset(self, positions: Positions) -> None:
-        """The next `persist` sends the offsets to the brokers."""
+        """Continue at these offsets. The next `persist` sends them to the brokers."""
         self.must_be_open()
         if positions:
             self._offsets.note_resets(positions)
@@ -220,7 +226,7 @@ class _BrokerLocks:
     def lock(self, wanted: Collection[Queue]) -> tuple[set[Queue], set[Queue]]:
         """Return the locked queues, and the queues of brokers that do not answer.
 
-        Raises `Unreachable` if none answers.
+        Raises `Unreachable` if no broker answers.
         """
         granted = set()
         answers, unanswered = self._ask(RequestCode.LOCK_BATCH_MQ, wanted)

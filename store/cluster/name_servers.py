@@ -40,7 +40,8 @@ class NameServers:
     ) -> Command:
         """Send a request to the name server that answered last, or to another one if it does not answer.
 
-        patience: seconds to retry. answers: accepted codes beside SUCCESS. Raises `Unreachable`, `RequestRefused`.
+        patience: seconds to retry, by default `ClusterAddress.patience`. answers: accepted codes beside SUCCESS. Raises
+        `Unreachable`, `RequestRefused`.
         """
         servers = self._address.name_servers
         fields = self._address.signed({} if header is None else header.texts())
@@ -79,6 +80,7 @@ class NameServers:
         return self._ask_each(others, code, header)
 
     def ask_all(self, code: RequestCode, header: Header | None = None) -> list[Command]:
+        """Return the successful answers of all name servers."""
         return self._ask_each(range(len(self._address.name_servers)), code, header)
 
     def _ask_each(self, numbers: Iterable[int], code: RequestCode, header: Header | None) -> list[Command]:

@@ -34,7 +34,7 @@ class Presence:
     """
 
     def __init__(self, brokers: Brokers, group: str, entry: MemberEntry, what: str) -> None:
-        """Send the first heartbeat. Raises `UnknownTopic` if no master has the topics."""
+        """Send the first heartbeat. Raises `UnknownTopic` if no master has the member's topics."""
         self._brokers = brokers
         self._group = group
         self._id = entry.id
@@ -50,6 +50,7 @@ class Presence:
         self.look()
 
     def masters(self) -> dict[str, Broker]:
+        """Return the masters of all subscribed topics, by name."""
         routes = [route for topic in self._topics if (route := self._brokers.routes.route(topic)) is not None]
         found = {broker.name: broker for route in routes for broker in (*route.read.values(), *route.write.values())}
         return {name: broker for name, broker in sorted(found.items()) if broker.writable}
@@ -80,7 +81,7 @@ class Presence:
             )
 
     def _beat(self) -> None:
-        """Raise an error if a broker refuses the heartbeat, or if none answers."""
+        """Send a heartbeat. Raise an error if a broker refuses it, or if none answers."""
         failed = list(self._send_all(RequestCode.HEART_BEAT, None, self._heart_beat))
         refused = [error for error in failed if not isinstance(error, Unreachable)]
         if refused or (failed and len(failed) == len(self.masters())):
@@ -97,7 +98,7 @@ class Presence:
                 yield error
 
     def _listed(self) -> list[str] | None:
-        """Return None if no broker answers."""
+        """Return the members that the first answering broker lists, None if no broker answers."""
         for broker in self.masters().values():
             code = RequestCode.GET_CONSUMER_LIST_BY_GROUP
             answer = self._brokers.send(broker, code, ConsumerGroup(self._group), timeout=ANSWER_SECONDS)
@@ -112,7 +113,7 @@ class Presence:
 
 
 def answered_or_unreachable(answer: Future[Command], broker: Broker, code: RequestCode) -> Command:
-    """As `answered`, but raise `Unreachable` for a temporary refusal, too."""
+    """Return a broker's answer as `answered`, but raise `Unreachable` for a temporary refusal, too."""
     try:
         return answered(answer, broker, code)
     except RequestRefused as error:
@@ -135,9 +136,9 @@ def _heart_beat(group: str, entry: MemberEntry) -> bytes:
 
 
 def _subscription(topic: str, read: Subscription, version: int) -> SubscriptionData:
-    """Pulls without a filter get the filter of the group's last heartbeat, including the hashes of tags."""
     expression = read.expression.strip() or "*"
     tags = [] if read.expression_type != "TAG" or expression == "*" else map(str.strip, expression.split("||"))
     named = [tag for tag in tags if tag]
+    # For pulls without a filter, brokers use the filter of the group's last heartbeat, including these hashes.
     hashes = [java_hash_code(tag) for tag in named]
     return SubscriptionData(topic, expression, read.expression_type, named, hashes, version)

@@ -63,7 +63,7 @@ class PulledRecords(NamedTuple):
 
 
 def pull_header(group: str, wanted: QueueRange, seconds: float = 0.0) -> PullMessage:
-    """seconds: how long a broker may hold the pull if there is no message."""
+    """Return the header of a pull. seconds: how long a broker may hold the pull if there is no message."""
     flags = SUBSCRIPTION | (SUSPEND if seconds > 0 else 0)
     begin, count = wanted.start, wanted.length
     queue_id, milliseconds = wanted.queue.queue_id, int(seconds * 1000)
@@ -139,7 +139,7 @@ class _Pulls:
                 yield records
 
     def _next_pulls(self) -> list[Command]:
-        """The missing parts of short answers come first."""
+        """Return the next pulls to send. The missing parts of short answers come first."""
         commands = []
         most = min(_MOST_UNDER_WAY, _BYTES_UNDER_WAY // self._largest)
         while (self._unasked and len(self._asked) + len(self._answered) < most) or self._is_stuck():
@@ -151,7 +151,7 @@ class _Pulls:
         return commands
 
     def _is_stuck(self) -> bool:
-        """Return whether no pull is under way, because all answers so far are for later ranges."""
+        """Return whether no pull is under way although ranges are left: all answers so far are for later ranges."""
         return bool(self._unasked) and not self._asked
 
     def _command(self, wanted: QueueRange) -> Command:

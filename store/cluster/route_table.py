@@ -52,7 +52,7 @@ class Broker(NamedTuple):
     addresses: tuple[tuple[int, str], ...]
 
     def next(self, attempt: int) -> Broker:
-        """Move the address for this attempt (from 0) to the front.
+        """Return the broker with the address for this attempt (from 0) moved to the front.
 
         Each address has two attempts, because connections are lost more often than brokers, and slaves may be behind.
         """
@@ -61,6 +61,7 @@ class Broker(NamedTuple):
 
     @property
     def readable(self) -> str:
+        """Return the address to read from, "" if none is known."""
         return self.addresses[0][1] if self.addresses else ""
 
     @property
@@ -69,6 +70,7 @@ class Broker(NamedTuple):
 
     @property
     def writable(self) -> list[str]:
+        """Return the master's address, in a list that is empty if it is not known."""
         return [address for number, address in self.addresses if number == _MASTER]
 
 
@@ -86,10 +88,14 @@ class Route:
 
     @cached_property
     def has_masters(self) -> bool:
-        """False if a master is missing, or if a name server does not know it yet."""
+        """Return whether all brokers have a master.
+
+        Otherwise a master is missing, or a name server does not know it yet.
+        """
         return all(broker.writable for broker in (*self.read.values(), *self.write.values()))
 
     def with_master(self) -> list[Queue]:
+        """Return the writable queues whose broker has a master."""
         return [queue for queue, broker in self.write.items() if broker.writable]
 
 
@@ -178,7 +184,7 @@ def _listed(answers: Iterable[Command]) -> dict[str, Broker]:
 
 
 def parse_offsets(data: bytes) -> Iterator[tuple[str, str, int, int]]:
-    """GET_ALL_CONSUMER_OFFSET. Yield topic, group, queue id and offset."""
+    """Parse the answer to GET_ALL_CONSUMER_OFFSET. Yield topic, group, queue id and offset."""
     for key, offsets in parse_json(data, _Offsets, "offsets of groups").offset_table.items():
         topic, _, group = key.partition(GROUP_SEPARATOR)
         for number, offset in offsets.items():
@@ -186,13 +192,13 @@ def parse_offsets(data: bytes) -> Iterator[tuple[str, str, int, int]]:
 
 
 def parse_reset(data: bytes) -> Positions:
-    """RESET_CONSUMER_CLIENT_OFFSET. Its body is not JSON, because the keys are objects."""
+    """Parse the request RESET_CONSUMER_CLIENT_OFFSET. Its body is not JSON, because the keys are objects."""
     found = ((parse_json(queue, MessageQueue, "a reset"), offset) for queue, offset in _QUEUE_AND_OFFSET.findall(data))
     return {Queue(each.topic, each.queue_id, broker=each.broker_name): int(offset) for each, offset in found}
 
 
 def parse_topic_stats(broker: str, data: bytes) -> dict[Queue, Bounds]:
-    """GET_TOPIC_STATS_INFO. Its body is not JSON, because the keys are objects."""
+    """Parse the answer to GET_TOPIC_STATS_INFO. Its body is not JSON, because the keys are objects."""
     found: dict[Queue, Bounds] = {}
     for key, value in _QUEUE_AND_VALUES.findall(data):
         queue, offsets = parse_json(key, MessageQueue, "statistics"), parse_json(value, _TopicOffset, "statistics")
@@ -223,7 +229,7 @@ def _route_of(topic: str, answers: Iterable[Command], made: float) -> Route | No
 
 
 def _together(brokers: Iterable[Broker]) -> dict[str, Broker]:
-    """Use the addresses from all name servers, because one that has just started knows only some."""
+    """Return each broker with the addresses from all name servers, because a new one knows only some."""
     addresses: dict[str, dict[int, str]] = {}
     for broker in brokers:
         addresses.setdefault(broker.name, {}).update(broker.addresses)
@@ -261,7 +267,7 @@ class RouteTable:
     def topics(self, oldest: float) -> list[str]:
         """Return all topics except a cluster's own, at most `oldest` seconds old.
 
-        If no name server answers, return an older list, unless `oldest` is 0.0.
+        If no name server answers, return an older list. Raises `Unreachable` if there is none, or if `oldest` is 0.0.
         """
         made, names = self._names
         if time.monotonic() - made < min(oldest, _NAMES_SECONDS):
@@ -282,7 +288,7 @@ class RouteTable:
         return names
 
     def _list(self, code: RequestCode, patience: float, known: Collection[str]) -> list[str]:
-        """Ask the other name servers, too, if the first lacks a `known` topic, or if none is known."""
+        """Ask a name server for topics, and the others, too, if it lacks a `known` topic, or if none is known."""
         names = {*parse_topics(bytes(self._servers.ask(code, None, patience).body))}
         if not known or not names.issuperset(known):
             names.update(*(parse_topics(bytes(answer.body)) for answer in self._servers.ask_others(code)))
@@ -293,8 +299,8 @@ class RouteTable:
     ) -> Route | None:
         """Return a topic's route, at most `oldest` seconds old, None if the topic does not exist.
 
-        If no name server answers, return the last route, unless `oldest` is 0.0. expected: brokers; if the route lacks
-        one, all name servers are asked.
+        If no name server answers, return the last route. Raises `Unreachable` if there is none, or if `oldest` is 0.0.
+        expected: names of brokers; if the route lacks one, all name servers are asked.
         """
         with self._lock:
             known = self._routes.get(topic)
@@ -319,6 +325,7 @@ class RouteTable:
         return found
 
     def routes(self, topics: Collection[str], oldest: float) -> dict[str, Route]:
+        """Return the routes of the topics that exist. Requests run concurrently."""
         now = time.monotonic()
         with self._lock:
             known = {topic: route for topic in topics if (route := self._routes.get(topic)) is not None}
@@ -349,9 +356,7 @@ class RouteTable:
         return found
 
     def _with_master(self, broker: Broker) -> Broker:
-        """Take the addresses of a broker without a master from the list of brokers, which one request gets for all
-        topics.
-        """
+        """Return a broker. If its route has no master, take its addresses from the list of brokers."""
         return broker if broker.writable else self._listing()[1].get(broker.name, broker)
 
     def _is_missing(self, broker: str, listed: Mapping[str, Broker]) -> bool:
@@ -360,12 +365,13 @@ class RouteTable:
     def configured(self, topic: str) -> dict[Queue, Broker]:
         """Return the writable queues of a topic, including queues of missing brokers.
 
-        Those are known from earlier routes or from the topic's order configuration. Otherwise a missing broker of
-        `ClusterAddress.brokers` is assumed to have as many queues as the broker with the most.
+        Queues of missing brokers are known from earlier routes or from the topic's order configuration. Otherwise a
+        missing broker of `ClusterAddress.brokers` is assumed to have as many queues as the broker with the most.
         """
         missing = self.unlisted()
         asked, _ = self._listed
-        route = self.route(topic, oldest=min(ROUTE_SECONDS, time.monotonic() - asked))  # has all brokers listed then
+        # Not older than the list of brokers: otherwise a broker in the list might be missing from the route.
+        route = self.route(topic, oldest=min(ROUTE_SECONDS, time.monotonic() - asked))
         there = {} if route is None else route.write
         counts = Counter(queue.broker for queue in there)
         expected = dict.fromkeys(missing, max(counts.values(), default=0)) | self._ordered(topic)
@@ -382,7 +388,10 @@ class RouteTable:
         return dict(sorted({**found, **there}.items()))
 
     def _ordered(self, topic: str) -> dict[str, int]:
-        """Parse RocketMQ's configuration of an ordered topic: "broker-a:8;broker-b:8"."""
+        """Return each broker's number of queues in an ordered topic.
+
+        RocketMQ's name servers have this configuration, as "broker-a:8;broker-b:8".
+        """
         made, counts = self._order.get(topic, (-math.inf, {}))
         if time.monotonic() - made >= ROUTE_SECONDS:
             key, none = KvKey("ORDER_TOPIC_CONFIG", topic), (ResponseCode.QUERY_NOT_FOUND, _NOT_SUPPORTED)
@@ -420,7 +429,7 @@ class RouteTable:
         return self._listed
 
     def _ask_route(self, topic: str, expected: AbstractSet[str], patience: float, *, is_first: bool) -> Route | None:
-        """Ask the other name servers, too, if the first may have restarted and not know each broker yet."""
+        """Ask a name server for a route. If it may have restarted and not know each broker yet, ask the others, too."""
         code, header, made = (
             RequestCode.GET_ROUTEINFO_BY_TOPIC,
             GetRoute(topic, accept_standard_json_only=True),

@@ -30,7 +30,10 @@ _PERMS |= dict.fromkeys(("PUB|SUB", "SUB|PUB", "ANY"), Perm.EITHER)
 
 @dataclass(frozen=True)
 class Account:
-    """white: patterns of addresses that need no signature. topics, groups: permissions other than the defaults."""
+    """An account with its permissions.
+
+    white: patterns of addresses that need no signature. topics, groups: permissions other than the defaults.
+    """
 
     secret_key: bytes
     is_admin: bool
@@ -41,7 +44,7 @@ class Account:
     groups: Mapping[str, Perm]
 
     def may(self, need: Need) -> bool:
-        """For the broker's own topics, the defaults apply only to an admin."""
+        """Return whether the account has a permission. Defaults for the broker's own topics apply only to an admin."""
         named, default = (self.groups, self.default_group) if need.is_group else (self.topics, self.default_topic)
         perm = named.get(need.name)
         if perm is None:
@@ -92,12 +95,13 @@ class Access:
             self.must_have(request, need)
 
     def has(self, request: Request, need: Need) -> bool:
-        """The request must have been checked."""
+        """Return whether the sender of a request has a permission. The request must have been checked."""
         if _matches(self._white, request.connection.host):
             return True
         return self._accounts[request.command.fields[_ACCESS_KEY]].may(need)
 
     def must_have(self, request: Request, need: Need) -> None:
+        """Raise `RequestRefused` if the sender of a checked request lacks a permission."""
         if not self.has(request, need):
             raise _refused(f"{request.command.fields[_ACCESS_KEY]!r:.60} has no permission {need}")
 
@@ -140,8 +144,7 @@ def _account(content: Mapping[str, Any]) -> Account:
 
 
 def _text(content: Mapping[str, Any], name: str) -> str:
-    """YAML reads digits as a number, so a number is accepted, too."""
-    value = content[name]
+    value = content[name]  # YAML reads digits as a number
     if isinstance(value, bool) or not isinstance(value, str | int) or not str(value):
         raise ValueError(f"{name}={value!r:.40} is no text")
     return str(value)

@@ -40,10 +40,12 @@ class Appending:
         self._waiting: deque[_Waiting] = deque()
 
     def append(self, messages: Sequence[Message], fields: Fields, new_queues: int) -> Future[AppendResult]:
-        """Append messages of one topic next to each other. Return their places after readers see them.
+        """Append messages of one topic next to each other. The future returns their places after readers see them.
 
-        fields: of their record headers, with the same names in every call, see `Append.add_messages`. new_queues: with
-        how many queues to create a missing topic; 0: do not create it.
+        fields: the fields of their record headers, with the same names in every call, see `Append.add_messages`.
+        new_queues: with how many queues to create a missing topic; 0: do not create it.
+
+        The future raises as `MessageStore.put`.
         """
         appended: Future[AppendResult] = Future()
         with self._changed:
@@ -53,7 +55,7 @@ class Appending:
         return appended
 
     def wait_for_space(self) -> None:
-        """Wait until few messages wait for an append."""
+        """Block until fewer than 10,000 messages wait for an append."""
         with self._changed:
             self._changed.wait_for(lambda: sum(len(each.messages) for each in self._waiting) < _MOST_WAITING)
 

@@ -72,6 +72,7 @@ class Heartbeat(Struct):
 
     @staticmethod
     def of(body: Bytes) -> Heartbeat:
+        """Parse a body. Raises `BadFrame`."""
         return _parsed(body, Heartbeat, MAX_BEAT_BYTES)
 
 
@@ -88,16 +89,16 @@ class LockRequest(Struct):
 
     @staticmethod
     def of(body: Bytes) -> LockRequest:
+        """Parse a body. Raises `BadFrame`."""
         return _parsed(body, LockRequest, MAX_LOCKS_BYTES)
 
 
 def _parsed(body: Bytes, kind: type[T], most: int) -> T:
-    """Some clients write numbers as texts, so these are accepted, too."""
     if len(body) > most:
         raise BadFrame(
             f"{kind.__name__}: the request has {len(body):,} bytes, this server accepts {most:,}. Use fewer topics"
         )
-    return parse_json(bytes(body), kind, strict=False)
+    return parse_json(bytes(body), kind, strict=False)  # some clients write numbers as texts
 
 
 _HEAD = struct.Struct(">iiiii")  # up to the body's length
@@ -116,7 +117,7 @@ class Batched(NamedTuple):
 
 
 def decode_batch(data: bytes, most: int) -> list[Batched]:
-    """Raises `BadFrame`, and `MessageRefused` for more than `most` messages."""
+    """Return the messages of a batch. Raises `BadFrame`, and `MessageRefused` for more than `most` messages."""
     found: list[Batched] = []
     at = 0
     while at < len(data):

@@ -49,9 +49,9 @@ class Client(Opened):
     def request(
         self, address: str, code: int, fields: Mapping[str, str] | None = None, body: Bytes = b"", **how: float
     ) -> Command:
-        """Return an answer with code SUCCESS. address: "host:port".
+        """Send a request, and return its answer, which has code SUCCESS.
 
-        Raises `Unreachable`, and `RequestRefused` for another code.
+        address: "host:port". timeout: seconds. Raises `Unreachable`, and `RequestRefused` for another code.
         """
         answer = self.ask(address, code, fields, body, **how).result()
         if answer.code != ResponseCode.SUCCESS:
@@ -66,20 +66,23 @@ class Client(Opened):
         body: Bytes = b"",
         timeout: float | None = None,
     ) -> Future[Command]:
-        """The future returns the answer, whatever its code, or raises `Unreachable`."""
+        """Begin a request. The future returns the answer, whatever its code, or raises `Unreachable`.
+
+        timeout: seconds, by default that of the client. Raises `BadFrame` if the request is too large.
+        """
         self.must_be_open()
         command = Command(code, fields or {}, body)
         encode_head(command, len(body))  # raises if it is too large
         return self._thread.submit(self._ask(address, command, self._timeout if timeout is None else timeout))
 
     def tell(self, address: str, code: int, fields: Mapping[str, str] | None = None, body: Bytes = b"") -> None:
-        """Send a oneway request. Raises `Unreachable`."""
+        """Send a oneway request, which has no answer. Raises `Unreachable` if there is no connection."""
         self.must_be_open()
         command = Command(code, fields or {}, body, flag=CommandFlag.ONEWAY)
         self._thread.submit(self._tell(address, command)).result()
 
     def close(self) -> None:
-        """Running requests fail."""
+        """Close all connections. Running requests fail."""
         if not self._is_over:
             self._is_over = True
             self._thread.submit(self._close()).result()
@@ -217,12 +220,14 @@ class Pipe:
             raise not_connected(address, error, "is a broker running there?", tls=tls is not None) from error
 
     def send(self, commands: Iterable[Command]) -> None:
+        """Send requests. Raises `Unreachable`."""
         try:
             self._socket.sendall(b"".join(map(encode, commands)))
         except OSError as error:
             raise self._unreachable(error, "the connection was lost") from error
 
     def receive(self) -> list[Command]:
+        """Return one or more answers. Raises `Unreachable`, `BadFrame`."""
         while True:
             try:
                 data = self._socket.recv(_RECEIVE_BYTES)

@@ -24,7 +24,7 @@ MAX_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class ConsumerClient:
-    """size: approximate bytes of memory."""
+    """A client that consumes for a group. size: approximate bytes of memory."""
 
     connection: Connection
     data: ConsumerData
@@ -39,7 +39,7 @@ class ConsumerClient:
 
     @property
     def reads(self) -> tuple[bool, Set[str]]:
-        """If this changes, the group's other consumers are notified."""
+        """Whether the client broadcasts, and its topics. If they change, the group's other consumers are notified."""
         return self.is_broadcasting, self.topics.keys()
 
 
@@ -59,6 +59,7 @@ class ClientHeartbeat:
 
     @staticmethod
     def of(command: Command, connection: Connection) -> ClientHeartbeat:
+        """Parse the request HEART_BEAT. Raises `BadFrame`."""
         said = Heartbeat.of(command.body)
         id, by = said.client_id, (command.language, command.version)
         consumers = {
@@ -79,7 +80,7 @@ _Table = dict[str, dict[str, Kind]]  # by group, then by client id
 
 
 class Clients:
-    """Thread-safe. Memory is limited for each connection and in total."""
+    """The clients of a server. Thread-safe. Memory is limited for each connection and in total."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -100,12 +101,16 @@ class Clients:
             return sorted(self._producers)
 
     def groups_of(self, topic: str) -> set[str]:
+        """Return the groups with a consumer that reads a topic."""
         with self._lock:
             found = {group: list(consumers.values()) for group, consumers in self._consumers.items()}
         return {group for group, consumers in found.items() if any(topic in each.topics for each in consumers)}
 
     def subscription(self, group: str, topic: str, version: int) -> Subscription:
-        """Raises `RequestRefused` if the group's latest subscription is older than `version`."""
+        """Return a group's latest subscription to a topic.
+
+        Raises `RequestRefused` if there is none, or if it is older than `version`.
+        """
         found = [consumer.topics[topic] for consumer in self.consumers(group).values() if topic in consumer.topics]
         if not found:
             raise RequestRefused(
@@ -119,11 +124,13 @@ class Clients:
         return last.subscription
 
     def sharing(self, group: str) -> int:
+        """Return the number of consumers that are not broadcasting."""
         return sum(not each.is_broadcasting for each in self.consumers(group).values())
 
     # --- changes -------------------------------------------------------------------------------------------
 
     def check_room(self, beat: ClientHeartbeat) -> None:
+        """Raise `RequestRefused` if the clients would take too much memory after this heartbeat."""
         with self._lock:
             more = _growth(self._consumers, beat, beat.consumers) + _growth(self._producers, beat, beat.producers)
             if more > 0 and self._bytes[beat.connection] + more > MAX_CONNECTION_BYTES:
@@ -139,7 +146,7 @@ class Clients:
         self._put(self._producers, group, client_id, producer)
 
     def remove_consumer(self, group: str, client_id: str) -> bool:
-        """Return whether the client was a member."""
+        """Remove a client from a group. Return whether it was a member."""
         with self._lock:
             return self._remove(self._consumers, group, client_id)
 
@@ -148,7 +155,7 @@ class Clients:
             self._remove(self._producers, group, client_id)
 
     def remove_connection(self, connection: Connection) -> list[str]:
-        """Return the groups that lost a consumer."""
+        """Remove the clients of a connection. Return the groups that lost a consumer."""
         with self._lock:
             for group, id in _clients_on(connection, self._producers):
                 self._remove(self._producers, group, id)

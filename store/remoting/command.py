@@ -41,6 +41,7 @@ class Command:
     """A request or an answer.
 
     code: a `RequestCode`; in an answer, a `ResponseCode`.
+    fields: those of the code's header.
     remark: an error message.
     opaque: a number that is the same in a request and its answer.
     flag: `CommandFlag`.
@@ -68,12 +69,15 @@ class Command:
 
 
 def encode(command: Command) -> bytes:
-    """Raises `BadFrame` if the frame is too large, or if its header has no space for the code."""
+    """Encode a command as a frame.
+
+    Raises `BadFrame` if the frame is too large, or if its header has no space for the code.
+    """
     return b"".join((encode_head(command, len(command.body)), command.body))
 
 
 def encode_head(command: Command, body_bytes: int) -> bytes:
-    """Return the part of a frame before a body of this length."""
+    """Return the part of a frame before a body of this length. Raises as `encode`."""
     header = _to_json(command) if command.serialization is Serialization.JSON else _to_binary(command)
     length = _HEADER_MARK.size + len(header) + body_bytes
     if len(header) > MAX_HEADER_BYTES or length > MAX_FRAME_BYTES - LENGTH.size:
@@ -153,7 +157,7 @@ def _of_json(header: bytes, body: bytes) -> Command:
 
 
 def parse_json(data: bytes, kind: type[T], *, strict: bool = True) -> T:
-    """Raises `BadFrame`. strict: see `strict_json.decode`."""
+    """Parse JSON of the protocol. Raises `BadFrame`. strict: see `strict_json.decode`."""
     try:
         return strict_json.decode(data, kind, strict=strict)
     except ValueError as error:
@@ -259,5 +263,6 @@ class Frames:
         return frame
 
     def feed(self, data: Bytes) -> list[bytes]:
+        """Return the frames that `data` completes. Raises as `next`."""
         self.add(data)
         return list(iter(self.next, None))

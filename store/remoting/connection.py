@@ -26,7 +26,8 @@ class Connection(asyncio.Protocol):
     peer, here: "host:port" of both ends.
     ip, port: of the peer if it has an IPv4 address.
     heard: `time.monotonic()` when data last arrived.
-    stuck_since: `time.monotonic()` since when the connection waits for the rest of a frame, or for the peer to read.
+    stuck_since: `time.monotonic()` since when the connection waits for the rest of a frame, or for the peer to read;
+    None if it does not.
     account: the access key of the last signed request.
     is_over: set before `lost` is called.
     """
@@ -39,7 +40,8 @@ class Connection(asyncio.Protocol):
         fed: Callable[[Connection], None] = lambda connection: None,
         secure: Secure | None = None,
     ) -> None:
-        """lost: called once, with the reason.
+        """received: called with each command.
+        lost: called once, with the reason.
         made: called before TLS begins.
         fed: called when received data was handled.
         secure: begins TLS, as a loop's `start_tls` does.
@@ -66,7 +68,7 @@ class Connection(asyncio.Protocol):
         self.is_over = False
 
     def send(self, command: Command, body: Sequence[Bytes] = ()) -> None:
-        """The pieces of `body`, if any, replace the command's own body. Raises `BadFrame` if it is too large.
+        """Send a command. The pieces of `body`, if any, replace its own body. Raises `BadFrame` if it is too large.
 
         Commands of one iteration of the loop are written together. While the peer does not read, pieces wait here,
         because a transport would copy them all.
@@ -85,7 +87,7 @@ class Connection(asyncio.Protocol):
             self._write()
 
     def _write(self) -> None:
-        """Write portions of about the size at which a transport asks to pause."""
+        """Write the waiting pieces, in portions of about the size at which a transport asks to pause."""
         while self._unsent and not self.is_stuck_writing and not self._transport.is_closing():
             pieces, size = [], 0
             while self._unsent and size < _WRITTEN_BYTES:
@@ -95,7 +97,7 @@ class Connection(asyncio.Protocol):
             self._transport.writelines(pieces)
 
     def send_soon(self, command: Command) -> None:
-        """Thread-safe."""
+        """Call `send` in the loop's thread. Thread-safe."""
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self.send, command)
 
@@ -163,7 +165,7 @@ class Connection(asyncio.Protocol):
         self._lost(self, self._error or exc)
 
     async def _begin_tls(self, secure: Secure) -> None:
-        """Until TLS is established, no command is handled or sent."""
+        """Establish TLS. Until then, no command is handled or sent."""
         if self._transport.is_closing():
             return
         try:

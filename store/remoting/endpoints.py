@@ -42,7 +42,7 @@ class Tls:
 
 
 def not_connected(address: str, error: OSError, hint: str, *, tls: bool) -> RemotingError:
-    """hint: a possible cause if TLS is not used."""
+    """Return the error for a failed connection. hint: a possible cause if TLS is not used."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return Untrusted(
             f"{address}: its certificate is not trusted: {error.verify_message}. If this is the right server, set "

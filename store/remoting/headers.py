@@ -1,6 +1,7 @@
 """The headers of all implemented codes: the fields of a command, checked and typed.
 
-Types are str, `Long` and bool; optional fields may be None. The docstring of a header names the requests that have it.
+On the wire, names are in camel case. Types are str, `Long` and bool; optional fields may be None. The docstring of a
+header names the requests that have it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from store.model.errors import RequestRefused
 class Header(msgspec.Struct, frozen=True, rename="camel"):
     @classmethod
     def of(cls, texts: Mapping[str, str]) -> Self:
-        """Unknown fields are ignored. Raises `RequestRefused`."""
+        """Parse the fields of a command. Unknown fields are ignored. Raises `RequestRefused`."""
         try:
             return msgspec.convert(texts, cls, strict=False)
         except msgspec.ValidationError as error:
@@ -51,7 +52,7 @@ class GetRoute(Header, frozen=True):
 
 
 class SendMessage(Header, frozen=True):
-    """SEND_MESSAGE. properties, sys_flag, flag: as in a record."""
+    """SEND_MESSAGE. properties, sys_flag, flag: as in a record. batch: whether the body has several messages."""
 
     producer_group: str
     topic: str
@@ -160,7 +161,7 @@ class PullMessage(Header, frozen=True):
 
 
 class Pulled(Header, frozen=True):
-    """The answer to a pull."""
+    """The answer to a pull, with queue offsets."""
 
     suggest_which_broker_id: Long
     next_begin_offset: Long

@@ -28,7 +28,7 @@ from store.remoting.request import Handler, Request, Response, of_json
 from store.remoting.rights import Perm, of_group
 from store.remoting.served_broker import ServedBroker
 
-_MAX_NEW_GROUPS = 16  # in one heartbeat
+_MAX_NEW_GROUPS = 16  # in one heartbeat; each rewrites files of the store
 _logger = logging.getLogger("store.remoting")
 
 
@@ -50,7 +50,7 @@ class HeartBeats:
         }
 
     def lost(self, connection: Connection) -> None:
-        """Notify the groups of a closed connection's clients. May block."""
+        """Remove the clients of a closed connection, and notify their groups. May block."""
         for group in self.clients.remove_connection(connection):
             self._notify(group)
 
@@ -81,7 +81,7 @@ class HeartBeats:
         return Response()
 
     def _join(self, group: str, client_id: str, consumer: ConsumerClient) -> bool:
-        """Return whether to notify the group's other members."""
+        """Add a client to a group, or update it. Return whether to notify the group's other members."""
         before = self.clients.consumers(group).get(client_id)
         _must_be_same(client_id, before, consumer)
         is_news = before is None or before.reads != consumer.reads
@@ -134,7 +134,6 @@ class HeartBeats:
 
 
 def _check_new_groups(new: int) -> None:
-    """Each new group rewrites files of the store."""
     if new > _MAX_NEW_GROUPS:
         why = f"{_MAX_NEW_GROUPS} new groups are created for one heart-beat; the next one goes on"
         raise RequestRefused(ResponseCode.SYSTEM_BUSY, why)
@@ -143,7 +142,7 @@ def _check_new_groups(new: int) -> None:
 def _must_be_same(
     client_id: str, before: ConsumerClient | ProducerClient | None, now: ConsumerClient | ProducerClient
 ) -> None:
-    """Two connections of the same account are allowed, because a client reconnects after a late answer."""
+    # Two connections of the same account are allowed, because a client reconnects after a late answer.
     if before is not None and before.connection.account != now.connection.account:
         _must_be_own_connection(now.connection, client_id, before)
 
@@ -170,7 +169,7 @@ class GroupLocks:
         return group in self._groups
 
     def admit(self, group: str) -> None:
-        """Lock a group for a client that is about to join. Raises `GroupConflict`.
+        """Lock a group for a client that is about to join. Raises `GroupConflict`, `StoreClosed`.
 
         The server locks the group first, then looks for consumers of this host. A consumer does the same in the same
         order, so at least one of the two notices the other.

@@ -86,11 +86,13 @@ class Intake:
             self._resume_all()
 
     def prove(self, connection: Connection) -> None:
+        """Record that a connection sent a correctly signed request."""
         if self._wants_proof and (load := self._loads.get(connection)) is not None and not load.is_proven:
             load.is_proven = True
             connection.max_frame_bytes = MAX_FRAME_BYTES
 
     def fed(self, connection: Connection) -> None:
+        """Count the bytes of a connection's unfinished frame."""
         load = self._loads.get(connection)
         if load is None:
             return
@@ -123,7 +125,7 @@ class Intake:
             self._release(request, load)
 
     def end(self, request: Request) -> bool:
-        """Return whether the request's client is still connected."""
+        """Stop counting a request. Return whether its client is still connected."""
         load = self._loads.get(request.connection)
         if load is None:
             return False
@@ -135,6 +137,7 @@ class Intake:
         return True
 
     def sweep(self) -> None:
+        """Close idle and stuck connections."""
         now = time.monotonic()
         for connection, load in list(self._loads.items()):
             stuck = now - (connection.stuck_since or now)

@@ -42,6 +42,7 @@ class Permissions:
         self._restricted: Mapping[str, Mapping[str, Any]] = {}
 
     def check(self, group: str) -> None:
+        """Raise `RequestRefused` if a group may not consume, or not by broadcasting."""
         self._look()
         settings = self._restricted.get(group)
         if settings is None:
@@ -77,7 +78,7 @@ _MAX_HOLD_SECONDS = 120.0
 
 
 class Pulling:
-    """Only for the loop's thread, except `_pull_in_worker`."""
+    """Answers pulls, and holds pulls without messages. Only for the loop's thread, except `_pull_in_worker`."""
 
     def __init__(
         self, broker: ServedBroker, hold: PullRequestHoldService, thread: LoopThread, workers: WorkerPool
@@ -109,7 +110,7 @@ class Pulling:
             self._hold.cancel(held)
 
     def _pull(self, request: Request) -> Answer | None:
-        """Return None if the filter is slow to parse or apply. Then a worker answers the pull."""
+        """Answer a pull, or return None if its filter is slow to parse or apply. Then a worker answers the pull."""
         header = PullMessage.of(request.command.fields)
         accept = self._filters.quick(*self._subscription(header))
         if accept is None or not isinstance(accept, TagFilter):
@@ -155,13 +156,12 @@ class Pulling:
         held_by = self._held.setdefault(connection, {})
 
         def answer(held: HeldRequest) -> None:
-            """A pull is held only once, so the answer may be empty."""
             if (figure := held_by.pop(held, None)) is not None:
                 self._forget(figure)
             is_quick = isinstance(pull.message_filter, TagFilter)
             settle(answered, there if is_quick else lambda: self._workers.begin(connection, there))
 
-        def there() -> Answer:
+        def there() -> Answer:  # may be empty, because a pull is held only once
             response = self._now(pull)
             return self._answer_from_archive(connection, pull) if _is_before(response) else _answer(response)
 
@@ -186,7 +186,7 @@ class Pulling:
         return answered
 
     def _commit(self, pull: PullRequest, response: PullResponse, offset: int) -> None:
-        """Ignore an offset of 0 or after the queue's end.
+        """Commit the offset that a client sends with its pull, unless it is 0 or after the queue's end.
 
         This is not delayed until an archive answers, because the group may have been reset by then.
         """

@@ -20,7 +20,7 @@ _MAX_LOCKS = 1 << 18  # each takes 200 bytes
 
 
 class _ClientClaims(NamedTuple):
-    """connection: the one of the client's last request."""
+    """The locks of a client. connection: that of its last request."""
 
     connection: Connection
     claims: Claims

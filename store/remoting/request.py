@@ -39,7 +39,7 @@ class Request(NamedTuple):
 
 @dataclass(slots=True)
 class Response:
-    """body: pieces, to be concatenated."""
+    """The response to a request. body: pieces, to be concatenated."""
 
     code: int = ResponseCode.SUCCESS
     remark: str | None = None

@@ -25,7 +25,7 @@ class Perm(IntFlag):
 
 
 class Need(NamedTuple):
-    """`perm` for the topic or group `name`."""
+    """A permission that a request needs: `perm` for the topic or group `name`."""
 
     name: str
     perm: Perm
@@ -42,19 +42,22 @@ class Need(NamedTuple):
 
 
 def of_topic(name: str, perm: Perm = Perm.EITHER) -> Need:
-    """A group's retry topic needs a permission for the group instead."""
+    """Return the permission for a topic. A group's retry topic needs a permission for the group instead."""
     if name.startswith(RETRY_TOPIC_PREFIX):
         return of_group(name.removeprefix(RETRY_TOPIC_PREFIX))
     return Need(name, perm)
 
 
 def of_group(name: str, perm: Perm = Perm.SUB) -> Need:
-    """`Perm.EITHER` is for a producer's group, for which either permission is enough."""
+    """Return the permission for a group. `Perm.EITHER` is for a producer's group: either permission is enough."""
     return Need(name, perm, is_group=True)
 
 
 def needs_of(command: Command) -> Iterator[Need] | None:
-    """Return None if the request needs an admin account. Raises `BadFrame` for a malformed body."""
+    """Return the permissions that a request needs, None if it needs an admin account.
+
+    The iterator raises `BadFrame` for a malformed body.
+    """
     rules = _RULES.get(command.code)
     return None if rules is None else (need for rule in rules for need in rule(command))
 
@@ -77,13 +80,13 @@ def _group(field: str, perm: Perm = Perm.SUB) -> _Rule:
 
 
 def _unregistered(command: Command) -> Iterator[Need]:
-    """A producer removes only itself, so its group needs no permission."""
+    # A producer removes only itself, so its group needs no permission.
     if (group := command.fields.get("consumerGroup")) is not None:
         yield of_group(group)
 
 
 def _consumers(command: Command) -> Iterator[Need]:
-    """The handler checks the producers, because each Java client sends a producer group of its own."""
+    # The handler checks the producers, because each Java client sends a producer group of its own.
     for consumer in Heartbeat.of(command.body).consumers or ():
         yield of_group(consumer.group_name)
         yield from (of_topic(each.topic, Perm.SUB) for each in consumer.subscription_data_set or ())

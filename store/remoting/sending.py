@@ -84,20 +84,17 @@ class ServedSends:
         return dict.fromkeys(_SENDS, self._send_any)
 
     def _send_one(self, request: Request) -> Future[Response] | None:
-        """Return None for a batch and a compressed body, so that a worker decodes them."""
+        """Append a message. Return None for a batch and a compressed body, so that a worker decodes them."""
         header = _SENDS[request.command.code].of(request.command.fields)
         if _is_batch(request, header) or header.sys_flag & SYS_COMPRESSED:
             return None
         return self._send(request, header, [Batched(header.flag, bytes(request.command.body), _common(header))])
 
     def _send_any(self, request: Request) -> Answer:
-        """Before decoding a batch, wait until few messages wait for an append.
-
-        Decoded messages may need 40 times the memory of their frame.
-        """
         header, body = _SENDS[request.command.code].of(request.command.fields), bytes(request.command.body)
         is_batch = _is_batch(request, header)
         if is_batch:
+            # Wait before decoding: messages may need 40 times the memory of their frame.
             self._appending.wait_for_space()
             parts = _parts(body, header, self._store.config.maxMessageSize + _BATCH_SLACK)
         else:
@@ -131,14 +128,13 @@ class ServedSends:
         return answered
 
     def _is_dead(self, header: SendMessage) -> bool:
-        """After too many tries, an orderly consumer sends a message to the retry topic, instead of sending it back.
-        Other consumers do so if sending back failed.
-        """
         if not header.topic.startswith(RETRY_TOPIC_PREFIX):
             return False
         group, most = header.topic.removeprefix(RETRY_TOPIC_PREFIX), header.max_reconsume_times
         if most is None:
             most, _ = GroupConfigs(self._store.path).retries(group)
+        # After too many tries, an orderly consumer sends to the retry topic, instead of sending back. Other consumers
+        # do so if sending back failed.
         return (header.reconsume_times or 0) > most or self._locks.are_held(group)
 
     def _sent(self, placed: AppendResult) -> Response:
@@ -185,7 +181,7 @@ def _message(header: SendMessage, part: Batched) -> Message:
 
 
 def _deliver_at(properties: dict[str, str]) -> int | None:
-    """Remove the delivery time from properties. Return it in ms since 1970."""
+    """Remove the delivery time from properties. Return it in ms since 1970, None if there is none."""
     at = _number(properties, PROPERTY_DELIVER_AT)
     for name, unit in _DELAYS_MS.items():
         if (delay := _number(properties, name)) is not None:
@@ -210,8 +206,10 @@ def _common(header: SendMessage) -> bytes:
 
 
 def _parts(body: bytes, header: SendMessage, max_bytes: int) -> list[Batched]:
-    """Before copying a message, check that all records have at most `max_bytes` together, as RocketMQ's broker does,
-    and that their ids fit into the answer.
+    """Return the messages of a batch, each with the request's properties added.
+
+    Before copying a message, check that all records have at most `max_bytes` together, as RocketMQ's broker does, and
+    that their ids fit into the answer.
     """
     check_body_size(len(body), max_bytes)
     common = _common(header)
@@ -238,7 +236,7 @@ def _fields(request: Request, header: SendMessage) -> Mapping[str, npt.ArrayLike
 
 
 class SendBacks:
-    """CONSUMER_SEND_MSG_BACK, see `broker/retries`."""
+    """Handles CONSUMER_SEND_MSG_BACK: redelivers messages that a client could not process, see `broker/retries`."""
 
     def __init__(self, broker: ServedBroker) -> None:
         self._broker = broker

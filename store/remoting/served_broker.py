@@ -65,7 +65,7 @@ class ServedBroker:
         return self.config.brokerName
 
     def must_know(self, group: str) -> None:
-        """A new group needs topics, so it is refused if topics are not created automatically."""
+        """Raise `UnknownGroup` for a new group, which needs topics, if topics are not created automatically."""
         if not self.config.autoCreateTopicEnable and GroupConfigs(self.store.path).of(group) is None:
             raise UnknownGroup(
                 f"group {group} does not exist, and this broker creates no topics for it, such as "

@@ -37,7 +37,7 @@ class ServedFilters:
         self._characters = 0
 
     def quick(self, expression: str, expression_type: str) -> MessageFilter | None:
-        """Return None if a worker must parse the filter."""
+        """Return a filter that is known or short, None if a worker must parse it. Raises as `parse`."""
         with self._lock:
             key = _Key(expression, expression_type)
             if (known := self._recent.get(key)) is not None:
@@ -46,7 +46,7 @@ class ServedFilters:
         return self.parse(expression, expression_type) if len(expression) <= _SHORT else None
 
     def parse(self, expression: str, expression_type: str) -> MessageFilter:
-        """Raises `FilterError`, and `RequestRefused` if there are too many filters."""
+        """Parse a filter, and keep it. Raises `FilterError`, and `RequestRefused` if there are too many filters."""
         if len(expression) > _MAX_EXPRESSION:
             raise FilterError(f"an expression of {len(expression):,} characters; at most {_MAX_EXPRESSION:,}")
         found = _parsed(expression, expression_type)
@@ -66,9 +66,9 @@ class ServedFilters:
 
 
 def _parsed(expression: str, expression_type: str) -> MessageFilter:
-    """As in RocketMQ's broker, any text between "||" is a tag."""
     if expression_type.upper() != "TAG" or expression == EVERYTHING:
         return message_filter(expression, expression_type)
+    # As in RocketMQ's broker, any text between "||" is a tag.
     tags = tuple(tag for part in expression.split("||") if (tag := part.strip()))
     if len(tags) > _MAX_TAGS:
         raise FilterError(f"{len(tags):,} tags; at most {_MAX_TAGS:,}: subscribe to all, or by an SQL92 expression")

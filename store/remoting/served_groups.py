@@ -100,13 +100,12 @@ class ServedGroups:
         return Response()
 
     def _offset(self, request: Request) -> Response:
-        """As in RocketMQ, a group without an offset begins at 0 if the queue still has all messages."""
         header = GroupQueue.of(request.command.fields)
         offset = self._offsets.committed(header.consumer_group, Queue(header.topic, header.queue_id))
         if offset is None:
             if not header.set_zero_if_not_found or self._store.min_offset(header.topic, header.queue_id) > 0:
                 raise RequestRefused(ResponseCode.QUERY_NOT_FOUND, "Not found, maybe this group consumer boot first")
-            offset = 0
+            offset = 0  # as in RocketMQ
         return Response(header=Offset(offset))
 
     def _all_offsets(self, request: Request) -> Response:
@@ -131,7 +130,6 @@ class ServedGroups:
         return written
 
     def _reset(self, request: Request) -> Answer:
-        """Notify the consumers, which would otherwise continue from their own offsets."""
         header = ResetOffset.of(request.command.fields)
         queues = self._store.topics().get(header.topic, 0)
         if not queues:
@@ -150,12 +148,13 @@ class ServedGroups:
             self._group(header.group).reset(positions, by_its_server=self._group_locks.has(header.group))
         body = self._table(positions)
         told = Command(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header.texts(), body, flag=CommandFlag.ONEWAY)
+        # Without a notification, consumers would continue from their own offsets.
         for consumer in self._clients.consumers(header.group).values():
             consumer.connection.send_soon(told)
         return Response(body=(body,))
 
     def _begin(self, header: ResetOffset, queue: Queue) -> int:
-        """A reset to a time moves the offset forward only with `is_force`."""
+        """Return the offset at which a group continues. A reset to a time moves it forward only with `is_force`."""
         if header.offset is not None and header.offset >= 0:
             return min(header.offset, self._store.max_offset(queue.topic, queue.queue_id))
         if header.timestamp == _TO_THE_END:
@@ -237,13 +236,12 @@ class GroupStats:
         return {topic: queues for topic, queues in self._store.topics().items() if topic in read}
 
     def _progress(self, group: str, queue: Queue) -> dict[str, int]:
-        """As in RocketMQ's OffsetWrapper, an offset below 0 means that there is none."""
         offset = self._offsets.committed(group, queue)
         end = self._store.max_offset(queue.topic, queue.queue_id)
         time = 0
         with suppress(ArchiveError, ObjectsUnavailable):  # logged elsewhere; the offsets are known without it
             time = (self._tiered.stored_at(queue, offset - 1) if offset and offset <= end else None) or 0
-        offset = -1 if offset is None else offset
+        offset = -1 if offset is None else offset  # as in RocketMQ's OffsetWrapper
         return {"brokerOffset": end, "consumerOffset": offset, "pullOffset": offset, "lastTimestamp": time}
 
     def _connections(self, request: Request) -> Response:

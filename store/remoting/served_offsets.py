@@ -43,13 +43,14 @@ class ServedOffsets:
         self._next: Future[None] | None = None
 
     def committed(self, group: str, queue: Queue) -> int | None:
+        """Return the offset to read next, None if the group has none."""
         with self._lock:
             new = self._new.get((group, queue))
         written = self._store.consumer_offset(group, queue.topic, queue.queue_id)
         return written if new is None else new
 
     def commit(self, group: str, queue: Queue, offset: int) -> None:
-        """Commit in memory. Raises `InvalidGroup`, `OffsetOutOfRange`, `StoreBusy`."""
+        """Commit an offset in memory. Raises `InvalidGroup`, `OffsetOutOfRange`, `StoreBusy`."""
         check_may_commit(group)
         if offset < 0:
             raise OffsetOutOfRange(f"group {group}, {queue}: {offset} is no offset; they begin at 0")
@@ -86,6 +87,7 @@ class ServedOffsets:
         self.persist()
 
     def persist(self) -> None:
+        """Write the commits. A failure is logged, and the next call retries."""
         with self._persisting:
             with self._lock:
                 new = dict(self._new)

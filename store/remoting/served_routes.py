@@ -21,7 +21,7 @@ _INHERIT = 1
 
 
 class Routes:
-    """The broker has the address by which the client reached this server."""
+    """The routes of a name server that knows one broker, at the address by which a client reached it."""
 
     def __init__(self, broker: ServedBroker) -> None:
         self._store = broker.store
@@ -94,7 +94,7 @@ _VERSION = "V5_3_3"
 
 
 class Status:
-    """RocketMQ's values that this server does not count are left out."""
+    """The broker's runtime status. RocketMQ's values that this server does not count are left out."""
 
     def __init__(self, broker: ServedBroker) -> None:
         self._store = broker.store
@@ -126,6 +126,5 @@ class Status:
         return of_json({"table": {name: str(value) for name, value in table.items()}})
 
     def _earliest(self) -> int:
-        """Return -1 if the log is empty, as RocketMQ does."""
         first = self._store.first_message()
-        return -1 if first is None else first.store_timestamp
+        return -1 if first is None else first.store_timestamp  # as in RocketMQ

@@ -135,14 +135,13 @@ class ServedTopics:
         return self._tiered.answer(request, [queue], search)
 
     def _earliest(self, request: Request) -> Answer:
-        """Return -1 if the queue is empty, as RocketMQ does."""
         header = TopicQueue.of(request.command.fields)
         queue = Queue(header.topic, header.queue_id)
 
         def earliest() -> Response:
             minimum, maximum = self._tiered.bounds(queue)
             found = self._tiered.stored_at(queue, minimum) if minimum < maximum else None
-            return Response(header=Timestamp(-1 if found is None else found))
+            return Response(header=Timestamp(-1 if found is None else found))  # as in RocketMQ
 
         return self._tiered.answer(request, [queue], earliest)
 
@@ -162,7 +161,10 @@ class ServedTopics:
 
 
 def must_be_of(message: StoredMessage, topic: str | None) -> None:
-    """An id from an archive, or from before the store was restored, may name another message here."""
+    """Raise `RequestRefused` if a message has another topic than a client expects.
+
+    An id from an archive, or from before the store was restored, may name another message here.
+    """
     own = {message.topic, *(message.properties.get(name) for name in (PROPERTY_RETRY_TOPIC, PROPERTY_REAL_TOPIC))}
     if topic and not any(each and each.endswith(topic) for each in own):  # it may lack its namespace
         raise RequestRefused(
@@ -177,7 +179,7 @@ def message_queue(broker: str, queue: Queue) -> MessageQueue:
 
 
 def queue_table(rows: Iterable[tuple[MessageQueue, dict[str, int]]]) -> Response:
-    """The table is not JSON: as in fastjson's format, its keys are objects."""
+    """Return a table of queues in fastjson's format. This is not JSON, because its keys are objects."""
     return Response(body=(b'{"offsetTable":%b}' % table_of_queues(rows),))
 
 

@@ -32,7 +32,7 @@ def is_half(message: Message) -> bool:
 
 
 class ServedTransactions:
-    """One thread runs the steps of all transactions."""
+    """The transactions of all producer groups. One thread runs their steps."""
 
     def __init__(self, broker: ServedBroker) -> None:
         self._store = broker.store
@@ -47,7 +47,7 @@ class ServedTransactions:
         return {RequestCode.END_TRANSACTION: self._end_soon}
 
     def prepare(self, group: str, message: Message, fields: Fields, new_queues: int) -> Future[Half]:
-        """new_queues: see `Appending.append`."""
+        """Append a half message. new_queues: see `Appending.append`."""
         own = {name: value for name, value in message.properties.items() if name != PROPERTY_TRANSACTION}
         return self._thread.submit(self._prepare, group, replace(message, properties=own), fields, new_queues)
 
@@ -116,8 +116,10 @@ class ServedTransactions:
         return present
 
     def _check(self, group: str) -> None:
-        """As in RocketMQ, the check is counted first, which appends the half message again, at a new place. Producers
-        that do not read are skipped, because the questions would stay in memory.
+        """Ask the producers of a group about its open half messages.
+
+        As in RocketMQ, the check is counted first, which appends the half message again, at a new place. Producers that
+        do not read are skipped, because the questions would stay in memory.
         """
         producers = [each.connection for each in self._clients.producers(group).values()]
         reading = [connection for connection in producers if not connection.is_stuck_writing]

@@ -63,7 +63,7 @@ class Processors:
     quick: run in the loop's thread, so they must not block. They return None if a worker must handle the request.
     waiting: run in `workers`, and may block.
     lost: called in the loop's thread with each closed connection.
-    check: raises `RequestRefused` if the sender may not make a request.
+    check: raises `RequestRefused` if the sender may not make a request; None allows all.
     """
 
     workers: WorkerPool
@@ -106,7 +106,7 @@ class Server(Opened):
         return len(self._intake)
 
     def close(self, stop: Callable[[], None] = lambda: None) -> None:
-        """Answer the running requests, see `WorkerPool.close`. stop: called to answer held requests."""
+        """Stop listening, and answer running requests, see `WorkerPool.close`. stop: called to answer held ones."""
         if self._is_over:
             return
         self._is_over = True

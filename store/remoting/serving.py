@@ -117,10 +117,11 @@ class Serving:
 
     @property
     def held(self) -> int:
+        """The number of held pulls."""
         return self._hold.held
 
     def close(self) -> None:
-        """Answer running requests and held pulls first. Does nothing the second time and in a forked process."""
+        """Answer running requests and held pulls, and stop. Does nothing the second time and in a forked process."""
         if self._server.is_forked:  # the parent may have committed more
             return
         self._is_leaving = True

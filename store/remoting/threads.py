@@ -50,7 +50,7 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def call(self, work: Callable[..., object], *arguments: object) -> None:
-        """Does nothing after the loop was closed."""
+        """Call `work` in the loop's thread. Does nothing after the loop was closed."""
         if not self.loop.is_closed():
             try:
                 self.loop.call_soon_threadsafe(work, *arguments)
@@ -161,7 +161,7 @@ class WorkerPool:
                 time.sleep(min(needed, _MOST_REST * (time.thread_time() - began), _MOST_REST_SECONDS))
 
     def _next(self, done: Connection | None) -> tuple[Connection, _Work] | None:
-        """done: the connection whose work this thread finished."""
+        """Wait for the next work, and return it. done: the connection whose work this thread finished."""
         with self._changed:
             if done is not None:
                 self._begun -= Counter((done,))  # drops zero counts, too

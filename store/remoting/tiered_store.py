@@ -53,7 +53,7 @@ class ArchiveReads:
         self._said: dict[str, float] = {}
 
     def begin(self, connection: Connection, work: Callable[[], Result]) -> Future[Result]:
-        """`work` is not called if the connection is closed by then."""
+        """Run `work` in a thread, unless the connection is closed by then."""
         answered: Future[Result] = Future()
         with self._lock:
             self._until[answered] = time.monotonic() + self._seconds, connection
@@ -161,11 +161,13 @@ class TieredStore:
     # --- in reader threads ---------------------------------------------------------------------------------
 
     def bounds(self, queue: Queue) -> Bounds:
+        """Return the bounds of a queue, including its archived messages."""
         own = Bounds(*self._store.offsets(queue.topic, queue.queue_id))
         log = self._log() if own.min_offset else None
         return own if log is None else Bounds(min(own.min_offset, log.first(queue, own)), own.max_offset)
 
     def offset_by_time(self, queue: Queue, timestamp: int, boundary: Boundary = Boundary.LOWER) -> int:
+        """See `MessageStore.offset_by_time`."""
         log = self._log() if self._store.min_offset(queue.topic, queue.queue_id) else None
         found = {} if log is None else log.offsets_by_time([queue], timestamp, boundary)
         if queue in found:
@@ -193,7 +195,7 @@ class TieredStore:
         return _record(log, log.older.named(physical_offset))
 
     def _own_record(self, message: StoredMessage) -> bytes | None:
-        """Return None if the message is from the archive."""
+        """Return the record of a message, None if the message is from the archive."""
         try:
             record = self._store.record_at(message.physical_offset)
         except (OffsetLost, OffsetNotYet, CorruptRecord):
