@@ -32,7 +32,7 @@ class PullRequest(NamedTuple):
     group: str
     topic: str
     queue_id: int
-    offset: int
+    offset: int  # queue offset
     max_messages: int = 32
     message_filter: MessageFilter | None = None
 

@@ -72,6 +72,7 @@ class Levels:
 
     @property
     def offsets(self) -> dict[int, int]:
+        """The queue offset of the first waiting message, by level. Levels without messages are left out."""
         return {number: level.next for number, level in self._levels.items() if level.end}
 
     def look(self, confirm_offset: int) -> None:
