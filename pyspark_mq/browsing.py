@@ -40,7 +40,7 @@ FORMS = "earliest, latest, an offset (17), an age (10m, 2h, 3d) or a time (2013-
 
 @dataclass(frozen=True)
 class PointInTime:
-    """milliseconds: since 1970."""
+    """A `Place` given as a time. milliseconds: since 1970."""
 
     milliseconds: int
 
@@ -77,7 +77,7 @@ def milliseconds(text: str) -> int:
 
 
 def bounds_of(log: Log, topic: str, queue: int | None = None) -> dict[Queue, Bounds]:
-    """queue: None for all queues of the topic.
+    """Return the bounds of `queue`, or of all queues of the topic if it is None.
 
     Raises `UnknownTopic`, `UnknownQueue`, and `BrokerMissing` if no name server lists an expected broker.
     """
@@ -101,7 +101,10 @@ def bounds_of(log: Log, topic: str, queue: int | None = None) -> dict[Queue, Bou
 
 
 def offsets_at(log: Log, bounds: Mapping[Queue, Bounds], place: Place) -> Positions:
-    """Raises `UnknownQueue` for a queue deleted since. A place that is an offset applies to all queues."""
+    """Return the offset of a place in each queue of `bounds`. A place that is an offset applies to all queues.
+
+    Raises `UnknownQueue` for a queue deleted since.
+    """
     if isinstance(place, int):
         return dict.fromkeys(bounds, place)
     if isinstance(place, PointInTime):
@@ -131,12 +134,15 @@ _BY_LOG = itemgetter("physicalOffset")
 
 
 def rows_of(columns: tuple[str, ...], message_filter: MessageFilter, unreadable: Unreadable = "error") -> ReadSpec:
-    """Read `columns`, and the columns by which `between` orders the rows."""
+    """Return how to read `columns`, and the columns by which `between` orders the rows."""
     return ReadSpec(tuple(dict.fromkeys((*columns, *_ORDER))), message_filter, unreadable=unreadable)
 
 
 def between(log: Log, begin: Positions, end: Positions, spec: ReadSpec) -> Iterator[Row]:
-    """Return the messages [begin, end) of each queue in `end`, in log order or by store time. spec: from `rows_of`."""
+    """Return the messages [begin, end) of each queue in `end`, in log order or by store time.
+
+    spec: from `rows_of`. Raises `OffsetLost`, `OffsetNotYet`.
+    """
     return heapq.merge(
         *(_rows(log, QueueRange(each, begin[each], stop), spec) for each, stop in end.items()), key=_order(log)
     )
@@ -199,7 +205,7 @@ def _rows(log: Log, wanted: QueueRange, spec: ReadSpec) -> Iterator[Row]:
 
 
 def _rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
-    """`RecordBatch.to_pylist` would import pandas to convert times."""
+    """Return the rows as dicts. `RecordBatch.to_pylist` would import pandas to convert times."""
     columns = [_times(column) if column.type == TIMESTAMP else column.to_pylist() for column in batch.columns]
     return (dict(zip(batch.schema.names, row, strict=True)) for row in zip(*columns, strict=True))
 

@@ -34,7 +34,7 @@ class DefaultSource(DataSource):
         return "mq"
 
     def source_options(self) -> SourceOptions:
-        """A subclass for another kind of log overrides this to set its address.
+        """Return the parsed options of a query. A subclass for another kind of log overrides this to set its address.
 
         Raises `OptionError`, and `ImportError` for an incompatible PySpark or a wrong package `store`.
         """

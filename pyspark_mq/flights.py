@@ -34,14 +34,14 @@ def load_flights() -> pa.Table:
 
 
 def scheduled(flights: pa.Table) -> pa.Array:
-    """Return timestamp[ms, UTC]."""
+    """Return the scheduled departure of each flight, timestamp[ms, UTC]."""
     hour = pc.cast(flights["time_hour"], pa.timestamp("ms", "UTC"))
     minutes = pc.cast(pc.multiply(flights["minute"], 60_000), pa.duration("ms"))
     return pc.add(hour, minutes)
 
 
 def as_messages(flights: pa.Table) -> pa.Table:
-    """For `MessageStore.append_table`. Each body is a JSON object."""
+    """Return a message for each flight, for `MessageStore.append_table`. Each body is a JSON object."""
     return pa.table(
         {
             "body": json_objects(flights),
@@ -53,7 +53,10 @@ def as_messages(flights: pa.Table) -> pa.Table:
 
 
 def json_objects(table: pa.Table) -> pa.ChunkedArray:
-    """Columns have integers, timestamps, or strings without control characters."""
+    """Return a JSON object for each row, as strings.
+
+    Columns have integers, timestamps, or strings without control characters.
+    """
     parts: list[pa.Scalar | pa.ChunkedArray] = []
     for name, column in zip(table.column_names, table.columns, strict=True):
         parts.append(pa.scalar(f'{"," if parts else "{"}"{name}":'))

@@ -58,7 +58,7 @@ or point JAVA_HOME at the one you have."""
 
 
 def require_java() -> int:
-    """Return the major version. Raises `JavaMissing`."""
+    """Return the major version of the Java that Spark will start. Raises `JavaMissing`."""
     from pyspark_mq.errors import JavaMissing  # imported here because it imports `store`
 
     home = os.environ.get("JAVA_HOME")

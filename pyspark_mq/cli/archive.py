@@ -87,7 +87,10 @@ def archive(
 
 
 def _report_changes(store: str, url: str | None, before: ArchiveSettings) -> bool:
-    """Return whether `url` is an additional copy, not the store's archive."""
+    """Print what the run changed in the store's settings.
+
+    Return whether `url` is an additional copy, not the store's archive.
+    """
     now = remembered(StoreDirectory.at(store).root)
     if url is not None and not is_same_place(url, now.url):
         if now.url:  # otherwise nothing was archived yet

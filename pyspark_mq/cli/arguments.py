@@ -53,7 +53,7 @@ def place(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Pl
 
 
 def moment(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
-    """Option callback: ms since 1970."""
+    """Option callback: parse a time or an age to ms since 1970."""
     with _bad_parameter():
         found = None if value is None else place_of(value)
     if value is not None and not isinstance(found, PointInTime):
@@ -122,9 +122,9 @@ _PATIENCE_SECONDS = 5.0  # short, since a user waits at a terminal
 
 
 def log_at(store: str) -> LogAddress:
-    """A cluster's account and CA file come from the environment, because other users can see command lines.
+    """Return the address of a store, an archive or a cluster. Raises `InvalidArgument` or `ConfigError`.
 
-    Raises `InvalidArgument` or `ConfigError`.
+    A cluster's account and CA file come from the environment, because other users can see command lines.
     """
     address = address_at(store)
     return _with_account(address) if isinstance(address, ClusterAddress) else address

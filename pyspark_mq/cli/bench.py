@@ -71,7 +71,10 @@ def trial_topic(store: MessageStore, topic: str, *, keep: bool) -> Iterator[None
 
 
 def send_calls(store: MessageStore, messages: list[Message], seconds: float, producers: int) -> list[Call]:
-    """The first error or Ctrl-C stops all threads."""
+    """Send `messages` again and again for `seconds`, in `producers` threads.
+
+    The first error or Ctrl-C stops all threads.
+    """
     stop = Event()
 
     def send() -> list[Call]:
@@ -98,7 +101,10 @@ def read_calls(store: MessageStore, topic: str) -> Iterator[Call]:
 
 
 def figures(name: str, calls: list[Call], size: int, seconds: float) -> Cells:
-    """size: bytes of a body. seconds: the total time."""
+    """Return a row of the table: counts, rates, and quantiles of the times of calls in ms.
+
+    size: bytes of a body. seconds: the total time.
+    """
     messages = sum(call.messages for call in calls)
     times = np.percentile([1000 * call.seconds for call in calls], (50, 99, 100))
     rates = number(messages / seconds), f"{messages * size / seconds / 1e6:,.1f}"

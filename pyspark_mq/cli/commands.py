@@ -21,7 +21,7 @@ INTERRUPTED = 128 + signal.SIGINT
 
 
 class Interrupted(click.ClickException):
-    """The message says what the command had done before Ctrl-C."""
+    """Raised after Ctrl-C. The message says what the command had done by then."""
 
     exit_code = INTERRUPTED
 

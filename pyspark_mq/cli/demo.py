@@ -62,9 +62,9 @@ def demo(store: str | None, rate: int) -> None:
 
 
 def run_demo(directory: str | None, rate: int) -> bool:
-    """Return whether the query's totals equal the totals of the data set.
+    """Run the demo. Return whether the query's totals equal the totals of the data set.
 
-    directory: of the store, which then stays; None for a temporary store.
+    directory: of the store, which then stays; None for a temporary store. Raises `DemoFailed`, `StoreError`.
     """
     require_java()
     flights = load_flights()
@@ -106,7 +106,10 @@ def failed_in_spark(error: str) -> DemoFailed:
 
 
 def append_flights(path: str, rate: int, reading: Event) -> None:
-    """After the first append, wait until the query is `reading`, because Spark's first batch takes seconds."""
+    """Append all flights, `rate` a second.
+
+    After the first append, wait until the query is `reading`, because Spark's first batch takes seconds.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
     messages = as_messages(load_flights())
     try:
@@ -123,7 +126,7 @@ def append_flights(path: str, rate: int, reading: Event) -> None:
 
 @contextlib.contextmanager
 def quiet_spark(scratch: str) -> Iterator[SparkSession]:
-    """Log only errors, to `scratch`/spark.log.
+    """Start a Spark session that logs only errors, to `scratch`/spark.log.
 
     The JVM's standard error goes to this file, too, because a log configuration does not silence all of it.
     """
@@ -160,7 +163,7 @@ def quiet_spark(scratch: str) -> Iterator[SparkSession]:
 
 @contextlib.contextmanager
 def standard_error_to(log: Path) -> Iterator[None]:
-    """Processes that are started in the block keep this standard error after it."""
+    """Redirect standard error to a file in the block. Processes that the block starts keep it afterwards."""
     sys.stderr.flush()
     before = os.dup(2)
     try:
@@ -196,7 +199,10 @@ def start_query(spark: SparkSession, path: str, checkpoint: str) -> StreamingQue
 
 
 def stream_while_appending(query: StreamingQuery, path: str, total: int, rate: int) -> int:
-    """Return how many messages the query had read when the last was appended."""
+    """Append the flights in another process until the query has read all.
+
+    Return how many messages the query had read when the last was appended.
+    """
     processes = multiprocessing.get_context("spawn")
     reading = processes.Event()
     appender = processes.Process(target=append_flights, args=(path, rate, reading), daemon=True)
@@ -231,7 +237,7 @@ def progress_bar(total: int, name: str, position: int) -> tqdm[None]:
 
 
 def messages_read(query: StreamingQuery) -> int:
-    """Count the messages in finished batches: the sum of the next offsets."""
+    """Return the number of messages in finished batches: the sum of the next offsets."""
     progress = query.lastProgress
     if progress is None or not progress.sources[0].endOffset:
         return 0

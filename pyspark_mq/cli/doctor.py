@@ -35,7 +35,7 @@ _INSTALL = (
 
 
 class Check(NamedTuple):
-    """remedy: "" if the check passed."""
+    """The result of a check. what: its subject. remedy: "" if the check passed."""
 
     what: str
     found: str

@@ -58,7 +58,7 @@ WRITERS: dict[str, Callable[[Batches, BinaryIO, pa.Schema], None]] = {
 
 
 class ExportedBatches:
-    """Can be iterated once. rows: the number so far."""
+    """The batches of an export, with a progress bar. Can be iterated once. rows: the number so far."""
 
     def __init__(self, batches: Batches, total: int | None) -> None:
         self.rows = 0
@@ -174,7 +174,10 @@ def export(
 
 
 def part(has: Bounds, start: int, stop: int) -> tuple[int, int]:
-    """A begin before the queue's first message stays, so that the scan reports the deleted messages."""
+    """Return the offsets [begin, end) of a queue to export.
+
+    A begin before the queue's first message stays, so that the scan reports the deleted messages.
+    """
     begin = min(start, has.max_offset)
     return begin, max(min(stop, has.max_offset), begin)
 
@@ -206,7 +209,10 @@ def _name(begun: Path, target: Path) -> None:
 
 @contextmanager
 def file(output: str | None, target: Path, *, force: bool) -> Iterator[BinaryIO]:
-    """A file is written under a temporary name, synced, and then renamed."""
+    """Open the output. A file is written under a temporary name, synced, and then renamed.
+
+    force: replace an existing file.
+    """
     if output == STANDARD_OUTPUT:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()

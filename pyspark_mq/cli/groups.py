@@ -176,7 +176,7 @@ def total(found: list[GroupLag]) -> int:
 
 
 def owners_of(found: list[MemberInfo]) -> dict[Queue, list[str]]:
-    """In broadcasting mode a queue has several owners."""
+    """Return the ids of the members that own each queue. In broadcasting mode a queue has several owners."""
     owners: dict[Queue, list[str]] = {}
     for each in found:
         for queue in each.queues:

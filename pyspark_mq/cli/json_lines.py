@@ -53,7 +53,7 @@ _SENT: dict[str, pa.DataType] = {
 
 
 class PrintFormat(NamedTuple):
-    """columns: the names from `store.COLUMNS` that `line` needs."""
+    """A format of printed messages. columns: the names from `store.COLUMNS` that `line` needs."""
 
     columns: tuple[str, ...]
     line: Callable[[Row], bytes]
@@ -87,14 +87,14 @@ JSON = PrintFormat((*_SHOWN, _BODY_ERROR), json_line)
 
 
 def printed_as(as_json: bool) -> PrintFormat:
-    """On a terminal, control characters in bodies are escaped."""
+    """Return the format of printed messages. On a terminal, control characters in bodies are escaped."""
     if as_json:
         return JSON
     return VISIBLE_BODIES if sys.stdout.isatty() else BODIES
 
 
 def json_object(line: bytes) -> dict[str, Any]:
-    """Raises `ValueError`."""
+    """Parse a line with a JSON object. Raises `ValueError`."""
     try:
         found = json.loads(line)
     except RecursionError as error:
@@ -107,7 +107,7 @@ def json_object(line: bytes) -> dict[str, Any]:
 
 
 def message(line: bytes) -> Row:
-    """Ignores fields that the store assigns. Raises `ValueError`."""
+    """Parse a line to the columns of a message. Ignores fields that the store assigns. Raises `ValueError`."""
     given = json_object(line)
     row = {name: value for name, value in given.items() if name in _SENT and value is not None}
     for name in given.keys() - _SENT.keys() - _GIVEN_BY_STORE - {_BODY, _BODY_BASE64}:
@@ -134,7 +134,7 @@ def message(line: bytes) -> Row:
 
 
 def message_table(rows: list[Row]) -> pa.Table:
-    """A column that no row has is left out."""
+    """Return rows of `message` as a table for `append_table`. A column that no row has is left out."""
     otherwise = {"flag": 0, "bornTimestamp": datetime.now(UTC)}  # these columns may have no nulls
     columns = {_BODY: blobs([row[_BODY] for row in rows])}
     for name, kind in _SENT.items():
@@ -169,7 +169,7 @@ def _need(name: str, value: Any, kind: type, wanted: str, where: str = "") -> An
 
 
 def must_be_text(name: str, value: str) -> None:
-    """Raise `ValueError` for half of a surrogate pair."""
+    """Raise `ValueError` for text that UTF-8 cannot encode: half of a surrogate pair."""
     try:
         value.encode()
     except UnicodeEncodeError as error:

@@ -14,7 +14,7 @@ from store.cluster.address import ClusterAddress
 
 @contextmanager
 def looks_at(place: str) -> Iterator[Callable[[Look | None], Look]]:
-    """Yield a function from the previous look, or None, to the current one."""
+    """Open a store or a cluster. Yield a function from the previous look, or None, to the current one."""
     address = log_at(place)
     if isinstance(address, ClusterAddress):
         with address.open() as log:

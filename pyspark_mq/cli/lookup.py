@@ -19,7 +19,7 @@ from store.read.query import KeyQuery, offset_of_id
 
 
 def time_given(_ctx: click.Context, _option: click.Parameter, value: str | None) -> int | None:
-    """Option callback: ms since 1970."""
+    """Option callback: parse ms since 1970 or ISO 8601. Return ms since 1970."""
     if value is None:
         return None
     try:
@@ -96,9 +96,10 @@ def query(
 
 
 def by_id(store: MessageStore, topic: str, msg_id: str) -> list[StoredMessage]:
-    """Raises `UnknownTopic` if another topic has the id, and as `MessageStore.record_at`.
+    """Return the messages with this id.
 
-    The index has the ids that producers assign. Any other id contains the record's offset in the log.
+    The index has the ids that producers assign. Any other id contains the record's offset in the log. Raises
+    `UnknownTopic` if another topic has the id, and as `MessageStore.record_at`.
     """
     most, having = 0, list[StoredMessage]()
     while len(having) == most:  # search again if newer messages have the id as a key, as replies do
@@ -113,7 +114,7 @@ def by_id(store: MessageStore, topic: str, msg_id: str) -> list[StoredMessage]:
 
 
 def row(message: StoredMessage) -> Row:
-    """A body that does not decompress is None, with the reason in `bodyError`."""
+    """Return a message as a row to print. A body that does not decompress is None, with the reason in `bodyError`."""
     properties, error = message.properties, None
     if message.sys_flag & SYS_COMPRESSED:
         properties = {name: value for name, value in properties.items() if name != PROPERTY_BODY_ERROR}
@@ -135,7 +136,7 @@ def row(message: StoredMessage) -> Row:
 
 
 def instant(milliseconds: int) -> datetime | None:
-    """Return None outside of the years 1 to 9999, as in a scan."""
+    """Return ms since 1970 as a time, None outside of the years 1 to 9999, as in a scan."""
     try:
         return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=milliseconds)
     except OverflowError:

@@ -25,7 +25,7 @@ CHUNK_BYTES = 1 << 20
 
 
 class SentLines:
-    """Appends lines up to the first invalid one. lines: how many so far."""
+    """Appends the lines of a command up to the first invalid one. lines: how many so far."""
 
     def __init__(self, topic: str) -> None:
         self.lines = 0
@@ -35,7 +35,7 @@ class SentLines:
         return f"{self.lines:,} sent to {self._topic}"
 
     def append(self, store: MessageStore, table: pa.Table) -> None:
-        """Raises `ClickException`, which names the invalid line."""
+        """Append a table with a row for each line. Raises `ClickException`, which names the invalid line."""
         try:
             with uninterrupted():
                 store.append_table(self._topic, table)
@@ -78,7 +78,7 @@ def properties_of(_ctx: click.Context, _option: click.Parameter, values: tuple[s
 
 
 def text_of(_ctx: click.Context, option: click.Parameter, value: str | None) -> str | None:
-    """Refuse text that is not UTF-8, because arguments can contain any bytes."""
+    """Option callback: refuse text that is not UTF-8, because arguments can contain any bytes."""
     try:
         must_be_text(str(option.name), value or "")
     except ValueError as error:
@@ -168,14 +168,17 @@ def send(
 
 
 def with_constants(row: Row, constants: Row, without: set[str]) -> Row:
-    """without: the row's fields to drop."""
+    """Return a row with the constants of the command line, and the properties of both.
+
+    without: the row's fields to drop.
+    """
     own = {name: value for name, value in row.items() if name not in without}
     both = {"properties": own.get("properties", {}) | constants.get("properties", {})}
     return {**own, **constants, **both}
 
 
 def with_fields(line: bytes, constants: Row, tag_field: str | None, key_fields: tuple[str, ...]) -> Row:
-    """Take tag and keys from fields of the line's JSON. Raises `ValueError`."""
+    """Return the row of a line, with tag and keys from fields of the line's JSON. Raises `ValueError`."""
     given, row = json_object(line), {"body": line, **constants}
     keys = [row["keys"]] if "keys" in row else []
     for field in key_fields:
@@ -210,7 +213,7 @@ def _text(field: str, value: object, *, blank: bool = False) -> str:
 
 
 def line_batches(source: BufferedReader) -> Iterator[list[bytes]]:
-    """Yield lists of lines without line ends: all lines that `source` has available."""
+    """Yield lists of lines without line ends, each time all lines that `source` has available."""
     begun = b""
     os.set_blocking(source.fileno(), True)  # a non-blocking read without data looks like the end of the file
     status = os.fstat(source.fileno())

@@ -89,7 +89,10 @@ def _tune_process() -> None:
 
 
 def _configuration(store: str, listen: str, path: str | None) -> StoreConfig:
-    """Message ids contain the listening address, and admin tools connect to it."""
+    """Return the store's configuration with the listening address, which message ids contain.
+
+    Admin tools connect to this address, too.
+    """
     directory = StoreDirectory.at(store)
     directory.create()
     config = directory.configuration(None if path is None else StoreConfig.load(path, BROKER_SETTINGS))

@@ -74,7 +74,7 @@ def stats(
 
 
 def serve(store: str, address: str, port: int) -> None:
-    """port: 0 for a free one."""
+    """Serve metrics for Prometheus until Ctrl-C. port: 0 for a free one."""
     try:
         from prometheus_client import CollectorRegistry, start_http_server
 
@@ -98,7 +98,10 @@ def serve(store: str, address: str, port: int) -> None:
 
 
 def as_table(before: Look | None, now: Look) -> str:
-    """With `before`, the tables have rates instead of offsets, so that lines fit into 80 columns."""
+    """Return the tables of a look.
+
+    With `before`, they have rates instead of offsets, so that lines fit into 80 columns.
+    """
     rows: list[Cells] = [("topic", "queue", "min offset", "max offset", "messages", "bytes")]
     for each in now.queues.values():
         numbers = each.first, each.end, each.messages, each.size

@@ -39,7 +39,7 @@ class Printer:
 
 
 def _is_broken(out: BinaryIO) -> bool:
-    """Without this, a closed pipe would be noticed only at the next write, which may be much later."""
+    """Return whether the pipe's reader has closed it. The next write would show it, too, but maybe much later."""
     poll = select.poll()
     poll.register(out.fileno(), 0)
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))

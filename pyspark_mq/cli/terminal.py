@@ -36,7 +36,7 @@ def visible_body(body: bytes) -> bytes:
 
 
 def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
-    """Commands print all their output with this, except message bodies."""
+    """Print a line with control characters escaped. Commands print all output with this, except message bodies."""
     click.echo(visible(str(text)), err=err, nl=nl)
 
 
@@ -46,7 +46,7 @@ class VisibleFormatter(logging.Formatter):
 
 
 def must_confirm(question: str, yes: bool) -> None:
-    """Does not ask with `yes`, or without a terminal."""
+    """Ask the user, and abort the command at "no". Does not ask with `yes`, or without a terminal."""
     if not yes and at_a_terminal():
         click.confirm(visible(question), abort=True, err=True)
 
@@ -56,7 +56,7 @@ def at_a_terminal() -> bool:
 
 
 def aligned(rows: list[Cells], left: int = 1) -> str:
-    """left: the number of columns that are aligned to the left."""
+    """Return rows as lines with aligned columns. left: the number of columns that are aligned to the left."""
     shown = [tuple(map(cell, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     return "\n".join(

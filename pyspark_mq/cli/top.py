@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 
 class TopicLine(NamedTuple):
-    """size: bytes of records. rate: messages per second. byte_rate: record bytes per second. Rates are None in the
-    first look.
+    """The numbers of a topic.
+
+    size: bytes of records. rate: messages per second. byte_rate: record bytes per second. Rates are None in the first
+    look.
     """
 
     topic: str
@@ -71,7 +73,7 @@ def lags_by_topic(now: Look) -> Counter[tuple[str, str]]:
 
 
 def topic_lines(before: Look | None, now: Look) -> list[TopicLine]:
-    """The busiest topic comes first."""
+    """Return the numbers of each topic, the busiest topic first."""
     lines = []
     for topic in dict.fromkeys(queue.topic for queue in now.queues):
         queues = [each for each in now.queues.values() if each.topic == topic]
@@ -126,7 +128,7 @@ def _right(name: str) -> Column:
 
 
 def _read_rate(before: Look | None, now: Look, group: str, topic: str) -> float | None:
-    """The rate of appends plus the decrease of the lag."""
+    """Return the messages that a group reads per second: the rate of appends plus the decrease of the lag."""
     earlier = Counter[tuple[str, str]]() if before is None else lags_by_topic(before)
     if before is None or (group, topic) not in earlier:
         return None

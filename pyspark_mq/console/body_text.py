@@ -13,7 +13,7 @@ _HEX_WIDTH = 16
 
 
 class ShownBody(NamedTuple):
-    """note: why the body is cut or not in the requested form; "" otherwise."""
+    """A converted body. note: why the body is cut or not in the requested form; "" otherwise."""
 
     form: BodyForm
     text: str
@@ -21,7 +21,7 @@ class ShownBody(NamedTuple):
 
 
 def shown_body(body: bytes, form: BodyForm | None = None) -> ShownBody:
-    """form: by default the first that fits: JSON, text, hex."""
+    """Return a body as text. form: by default the first that fits: JSON, text, hex."""
     cut = body[:SHOWN_BYTES]
     note = f"Only the first {SHOWN_BYTES >> 10} KiB are shown; the download has all." if len(cut) < len(body) else ""
     if form == "hex":
@@ -48,7 +48,7 @@ def preview(body: bytes) -> str:
 
 
 def as_text(body: bytes, *, is_cut: bool = False) -> str | None:
-    """is_cut: the last character may be incomplete."""
+    """Return UTF-8 as text, None for other bytes. is_cut: the last character may be incomplete."""
     for missing in range(4 if is_cut else 1):
         try:
             return body[: len(body) - missing].decode()

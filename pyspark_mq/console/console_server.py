@@ -30,7 +30,7 @@ from store.model.log_protocol import LogAddress
 
 
 class ConsoleApp:
-    """`app` closes the log at shutdown.
+    """The pages of a console, their updates, and error pages. `app` closes the log at shutdown.
 
     is_over: set it to end the event streams of open pages.
     """
@@ -105,7 +105,7 @@ class ConsoleApp:
 
 
 class ConsoleServer(uvicorn.Server):
-    """The constructor opens the port and the log.
+    """Serves a log's console at `url`. The constructor opens the port and the log.
 
     interval: seconds between two samples of the log.
     """
@@ -132,7 +132,7 @@ class ConsoleServer(uvicorn.Server):
             self._listener.close()
 
     def stop(self) -> None:
-        """Thread-safe."""
+        """End `serve_pages`. Thread-safe."""
         self._console.is_over.set()
         self.should_exit = True
 

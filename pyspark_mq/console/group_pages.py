@@ -26,7 +26,10 @@ _SOON = 1  # the delay level of one second
 
 @dataclass(frozen=True)
 class QueueMove:
-    """before: None if the group has no offset. lag: unread messages after the reset."""
+    """A queue's offset in a reset.
+
+    before: None if the group has no offset. lag: unread messages after the reset.
+    """
 
     queue: Queue
     before: int | None
@@ -48,7 +51,7 @@ class GroupReset:
 
 
 def plan_reset(address: LogAddress, log: Log, group: str, topic: str, place: str) -> GroupReset:
-    """Clamp an offset outside of a queue to its bounds.
+    """Return what a reset would change. An offset outside of a queue is clamped to the queue's bounds.
 
     Raises `InvalidArgument` for an invalid place, `UnknownTopic`, `InvalidGroup`.
     """
@@ -68,11 +71,12 @@ def apply_reset(address: LogAddress, reset: GroupReset) -> None:
 
 
 def members_of(address: LogAddress, group: str) -> list[MemberInfo]:
+    """Return the members of a group, [] if the log keeps no groups."""
     return address.group(group).members() if isinstance(address, HasGroups) else []
 
 
 def queries_of(address: LogAddress, group: str | None = None) -> list[RunningQuery]:
-    """group: None for any."""
+    """Return the running Spark queries of a group, [] for a log without a directory. group: None for any."""
     found = [] if address.directory is None else running_queries(Path(address.directory))
     return [each for each in found if group in (None, each.group)]
 

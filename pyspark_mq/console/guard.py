@@ -34,7 +34,7 @@ _NEEDS_TOKEN = "This address lacks the console's token. Open the whole address t
 
 
 class Forbidden(Exception):
-    """The request lacks the token, or another site may have sent the form."""
+    """Raised for a request without the token, or for a form that another site may have sent."""
 
 
 class ConsoleKeys:
@@ -49,7 +49,7 @@ class ConsoleKeys:
         return f"pyspark-mq-console-{url.port or 80}"
 
     def opens(self, given: str | None) -> bool:
-        """Compare in constant time."""
+        """Return whether `given` is the token, compared in constant time."""
         return given is not None and hmac.compare_digest(given.encode(), self.token.encode())
 
     def must_be_own_form(self, request: Request, form: Mapping[str, str]) -> None:

@@ -31,7 +31,7 @@ _TIMERS = 10_000  # newest timer messages that are searched
 
 @dataclass(frozen=True)
 class StoreHealth:
-    """retention: what `pyspark-mq clean` would delete now. archive: its `url` is "" without one."""
+    """A store's state. retention: what `pyspark-mq clean` would delete now. archive: its `url` is "" without one."""
 
     files: LogFiles
     retention: Cleaned
@@ -122,6 +122,10 @@ class DelayedMessages:
 
 
 def delayed(log: Log) -> list[DelayedMessages]:
+    """Return the pending delayed messages by level, without empty levels.
+
+    Of messages with an arbitrary time, only the newest 10,000 are counted.
+    """
     topics, now, found = log.topics(), round(time.time() * 1000), list[DelayedMessages]()
     for queue, has in log.bounds(topics.get(SCHEDULE_TOPIC, ())).items():
         if queue.queue_id >= LEVELS:
@@ -159,7 +163,7 @@ def _timers_after(log: Log, wanted: QueueRange, now: int) -> list[tuple[int, int
 
 
 def record_of(directory: str, queue: Queue, offset: int) -> bytes:
-    """For a message that cannot be decoded. Return b"" if the record cannot be read."""
+    """Return the raw record of a message that cannot be decoded, b"" if the record cannot be read."""
     with MessageStore.open(directory, create=False, read_only=True) as store:
         try:
             found = store.get_message("", queue.topic, queue.queue_id, offset, 1, as_records=True)

@@ -67,7 +67,7 @@ class MessageSearch:
 
     @property
     def query(self) -> str:
-        """As the query string of a URL."""
+        """The search as the query string of a URL."""
         given = {name: getattr(self, name) for name in _FIELDS if getattr(self, name)}
         return urlencode({"topic": self.topic, **given})
 
@@ -77,7 +77,7 @@ class MessageSearch:
 
 @dataclass(frozen=True)
 class MessageLine:
-    """If the message cannot be read, only `error` is set."""
+    """A message in a table. If it cannot be read, only `error` is set."""
 
     queue: Queue
     offset: int
@@ -91,7 +91,10 @@ class MessageLine:
 
 @dataclass(frozen=True)
 class FoundMessages:
-    """lines: the newest first, or in order from a place. is_partial: the limit ended the search."""
+    """The result of a search.
+
+    lines: the newest first, or in order from a place. is_partial: the limit ended the search.
+    """
 
     lines: list[MessageLine]
     is_partial: bool
@@ -112,6 +115,10 @@ def topic_queues(log: Log, topic: str) -> tuple[Queue, ...]:
 
 
 def find(log: Log, search: MessageSearch) -> FoundMessages:
+    """Return the messages that match a search. At most `SEARCHED` messages of each queue are read.
+
+    Raises `InvalidArgument`, `FilterError`, `UnknownTopic`, `UnknownQueue`.
+    """
     queues = [queue_named(log, search.topic, search.queue)] if search.queue else topic_queues(log, search.topic)
     if search.tags and search.sql:
         raise InvalidArgument(
@@ -169,7 +176,7 @@ def _with_key(log: Log, bounds: Mapping[Queue, Bounds], search: MessageSearch, a
 
 
 def readable(log: Log, wanted: QueueRange, accept: MessageFilter, key: str = "") -> list[MessageLine]:
-    """A message that cannot be decoded becomes a line with its error."""
+    """Return the matching messages of a range. A message that cannot be decoded becomes a line with its error."""
     try:
         return list(_lines(log, wanted, accept, key))
     except CorruptRecord as error:
@@ -198,7 +205,7 @@ def _lines(log: Log, wanted: QueueRange, accept: MessageFilter, key: str) -> Ite
 
 
 def _timed(lines: list[MessageLine]) -> list[MessageLine]:
-    """An unreadable message gets the time of the previous one, so that it keeps its place in the table."""
+    """Give an unreadable message the time of the previous one, so that it keeps its place in the table."""
     timed, last = list[MessageLine](), _LONG_AGO
     for line in lines:
         last = line.stored or last
@@ -211,7 +218,10 @@ def _time(line: MessageLine) -> tuple[datetime, str, int]:
 
 
 def message_at_offset(log: Log, queue: Queue, offset: int) -> dict[str, Any]:
-    """A body that does not decompress is returned compressed."""
+    """Return all columns of one message. A body that does not decompress is returned compressed.
+
+    Raises `OffsetLost`, `OffsetNotYet`, `UnknownTopic`, `CorruptRecord`.
+    """
     wanted = QueueRange(queue, offset, offset + 1)
     spec = ReadSpec(_ALL_COLUMNS, message_filter("*"), unreadable="raw")
     rows = [row for batch in log.scan(wanted, spec) for row in batch.to_pylist()]

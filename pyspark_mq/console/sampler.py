@@ -22,14 +22,17 @@ _PREFIXES = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX, SYSTEM_TOPIC_PREFIX)
 
 
 class QueueSize(NamedTuple):
-    """size: bytes of the records, or None if the log cannot tell."""
+    """The messages of a queue. size: bytes of their records, or None if the log cannot tell."""
 
     bounds: Bounds
     size: int | None
 
 
 class TopicFigures(NamedTuple):
-    """rate: messages per second. byte_rate: record bytes per second. Both are None at first."""
+    """A topic in a sample. rate: messages per second. byte_rate: record bytes per second.
+
+    Both are None in the first sample.
+    """
 
     topic: str
     queues: int
@@ -45,7 +48,7 @@ class TopicFigures(NamedTuple):
 
 
 class GroupFigures(NamedTuple):
-    """lag: unread messages. rate: messages read per second."""
+    """A consumer group in a sample. lag: unread messages. rate: messages read per second."""
 
     group: str
     topics: tuple[str, ...]
@@ -55,7 +58,7 @@ class GroupFigures(NamedTuple):
 
 @dataclass(frozen=True)
 class Sample:
-    """at: seconds since 1970. offsets: committed, by group and queue."""
+    """The state of a log. at: seconds since 1970. offsets: committed, by group and queue."""
 
     at: float
     queues: Mapping[Queue, QueueSize] = field(default_factory=dict)
@@ -91,7 +94,7 @@ class Sampler:
         self.log.close()
 
     def look(self) -> None:
-        """An error of the store is kept in `failure`, which pages show."""
+        """Take a sample now. An error of the store is kept in `failure`, which pages show."""
         with self._lock:
             try:
                 self.last, self.failure = take_sample(self.log, self.last, self._ten_seconds_ago()), None
@@ -120,7 +123,9 @@ class Sampler:
 
 
 def take_sample(log: Log, before: Sample | None, groups_before: Sample | None = None) -> Sample:
-    """before: the previous sample; only changes since then are read. groups_before: the sample from which the rates of
+    """Take a sample of a log.
+
+    before: the previous sample; only changes since then are read. groups_before: the sample from which the rates of
     groups are computed; default: `before`.
     """
     now, queues, topics = time.time(), dict[Queue, QueueSize](), dict[str, TopicFigures]()

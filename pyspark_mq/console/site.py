@@ -41,7 +41,7 @@ class Site:
 
     @property
     def log(self) -> Log:
-        """The object changes when another process takes over the directory."""
+        """The log. The object changes when another process takes over the directory."""
         return self.sampler.log
 
     def part(self, name: str, **values: Any) -> str:
@@ -52,7 +52,7 @@ class Site:
         return HTMLResponse(self.part(name, **values), status)
 
     def where(self, parameters: Parameters) -> tuple[Queue, int]:
-        """Return the message that a URL or a form names."""
+        """Return the message that a URL or a form names. Raises `InvalidArgument`, `UnknownTopic`, `UnknownQueue`."""
         queue = queue_named(self.log, parameters.get("topic", ""), parameters.get("queue", ""))
         offset = parameters.get("offset", "")
         if not offset.isdecimal() or len(offset) > _OFFSET_DIGITS:
@@ -127,7 +127,7 @@ def size(value: float | None) -> str:
 
 
 def stamp(value: datetime | None) -> Markup:
-    """The date is a separate element, which narrow pages hide."""
+    """Format a UTC time as HTML. The date is a separate element, which narrow pages hide."""
     if value is None or value.year == 1:
         return Markup(_NONE)
     at = value.astimezone(UTC)

@@ -87,7 +87,7 @@ class OffsetsByQueue:
     offsets: Positions
 
     def resolve(self, log: Log, bounds: Mapping[Queue, Bounds]) -> Positions:
-        """As in Spark's Kafka source, raises `OptionError` unless exactly the subscribed queues are named."""
+        """Return the named offsets. Raises `OptionError` unless exactly the subscribed queues are named."""
         _same_queues(self.option, self.offsets, bounds, "-2 for the earliest and -1 for the latest offset of a queue")
         return {queue: _offset(self.offsets[queue], bound) for queue, bound in bounds.items()}
 
@@ -113,7 +113,10 @@ class Time:
 
 @dataclass(frozen=True)
 class TimesByQueue:
-    """As `Time`, with a time in ms since 1970 for each queue."""
+    """The first message that was stored at or after a time, with its own time for each queue.
+
+    timestamps: ms since 1970. unmatched: as in `Time`.
+    """
 
     option: str
     timestamps: Positions
@@ -143,7 +146,7 @@ class GroupPosition:
 
 
 def parse_offsets(option: str, text: str, group: str | None = None) -> StartOrEnd:
-    """group: the group that the value "group" means."""
+    """Parse `startingOffsets` or `endingOffsets`. group: the group that the value "group" means."""
     word = text.strip().lower()
     if word in ("earliest", "latest"):
         return EarliestOrLatest(EARLIEST if word == "earliest" else LATEST)
@@ -191,6 +194,7 @@ def parse_times(option: str, text: str, unmatched: Strategy) -> TimesByQueue:
 
 
 def start_of(given: Mapping[str, str]) -> StartOrEnd | None:
+    """Return the start of a query, None if no option names one."""
     unmatched: Strategy = _strategy("startingOffsetsByTimestampStrategy", given)
     return _first_given(
         given,
@@ -203,6 +207,7 @@ def start_of(given: Mapping[str, str]) -> StartOrEnd | None:
 
 
 def end_of(given: Mapping[str, str]) -> StartOrEnd | None:
+    """Return the end of a query, None if no option names one."""
     return _first_given(
         given,
         {

@@ -31,7 +31,7 @@ _log = logging.getLogger("pyspark_mq")
 
 
 class LossCase(Enum):
-    """Placeholders in the texts: first and end are the present bounds of the queue."""
+    """How messages were lost. In the texts, first and end are the present bounds of the queue."""
 
     EXPIRED = "older messages were deleted, and the queue's first message is now {first}"
     CUT = "the queue ends at {end}, so it was recreated or truncated"
@@ -100,7 +100,10 @@ def loss_in(wanted: QueueRange, there: Bounds | None, is_another: bool) -> Loss 
 
 
 def report_loss(fail: bool, loss: Loss, option: str = "") -> None:
-    """option: the one that named the position; "" for a position of the checkpoint."""
+    """Raise `DataLossError` if `fail`, otherwise log a warning.
+
+    option: the one that named the position; "" for a position of the checkpoint.
+    """
     what = f"{option}: {loss}" if option else str(loss)
     if fail:
         raise DataLossError(

@@ -61,7 +61,7 @@ def to_json(positions: Mapping[Queue, int | list[int]]) -> OffsetJson:
 
 
 def positions_from_json(json_: Any, lowest: int = 0) -> Positions:
-    """Raises `ValueError`."""
+    """Parse the JSON of `to_json`, with offsets of at least `lowest`. Raises `ValueError`."""
     return _by_queue(json_, "an offset", lambda value: value if is_long(value, lowest) else None)
 
 
@@ -71,7 +71,7 @@ def fingerprints_to_json(last: Fingerprints) -> OffsetJson:
 
 
 def fingerprints_from_json(json_: Any) -> Fingerprints:
-    """Raises `ValueError`."""
+    """Parse the JSON of `fingerprints_to_json`. Raises `ValueError`."""
 
     def fingerprint(value: Any) -> Fingerprint | None:
         good = isinstance(value, list) and len(value) == 2 and all(is_long(number) for number in value)
@@ -112,7 +112,10 @@ def json_object(json_: Any, where: str) -> dict[str, Any]:
 
 
 def shown(json_: Any) -> str:
-    """Containers are only named, because JSON may be nested too deeply to write it."""
+    """Return a value for an error message.
+
+    Containers are only named, because JSON may be nested too deeply to write it.
+    """
     if isinstance(json_, list | dict):
         return "a list" if isinstance(json_, list) else "an object"
     return json.dumps(json_)[:50]
@@ -127,13 +130,13 @@ class StreamOffset:
     last: Fingerprints = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Use a canonical order, because Spark compares offsets as text."""
+        """Return JSON in a canonical order, because Spark compares offsets as text."""
         pinned = {_START: to_json(self.starts)} if self.starts else {}
         return {**to_json(self.next), **pinned, _LAST: fingerprints_to_json(self.last)}
 
     @classmethod
     def from_json(cls, json_: Any) -> StreamOffset:
-        """Raises `CheckpointError` for JSON that `to_json` of this version does not write."""
+        """Parse an offset. Raises `CheckpointError` for JSON that `to_json` of this version does not write."""
         if isinstance(json_, dict):
             _refuse_newer(json_, (_START, _LAST))
         try:
@@ -188,7 +191,7 @@ class EpochOffset:
 
     @classmethod
     def from_json(cls, json_: Any) -> EpochOffset | None:
-        """Return None for the offset of a micro-batch. Raises `CheckpointError`."""
+        """Parse an offset. Return None for the offset of a micro-batch. Raises `CheckpointError`."""
         if not isinstance(json_, dict) or _EPOCH not in json_:
             return None
         _refuse_newer(json_, tuple(_OF_EPOCH.values()))
@@ -212,7 +215,10 @@ def _refuse_newer(json_: Mapping[str, Any], known: tuple[str, ...]) -> None:
 
 
 class BatchStart(NamedTuple):
-    """starts: the part of `begin` to write into the batch's end offset. last: fingerprints in the previous offset."""
+    """Where a batch begins in each queue, and the losses before that.
+
+    starts: the part of `begin` to write into the batch's end offset. last: fingerprints in the previous offset.
+    """
 
     begin: Positions
     starts: Positions
@@ -245,7 +251,10 @@ def begin_batch(start: StreamOffset, bounds: Mapping[Queue, Bounds], replaced: C
 
 
 def batch_ranges(start: StreamOffset, end: StreamOffset) -> list[QueueRange]:
-    """The ranges depend only on the offsets, so a replay reads the same ranges."""
+    """Return the non-empty ranges between two offsets.
+
+    They depend only on the offsets, so a replay reads the same ranges.
+    """
     ranges = []
     for queue, until in end.next.items():
         begin = end.starts.get(queue, start.next.get(queue))

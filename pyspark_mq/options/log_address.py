@@ -110,7 +110,7 @@ def cluster_of(given: Mapping[str, str]) -> ClusterAddress:
 
 
 def broker_timeout(given: Mapping[str, str]) -> float:
-    """In seconds."""
+    """Return the option `brokerTimeout` in seconds."""
     return duration("brokerTimeout", given.get("brokerTimeout", "10m"))
 
 
@@ -136,7 +136,7 @@ _OF_DATABRICKS = re.compile("^dbfs:/+", re.IGNORECASE)
 
 
 def address_of(options: Mapping[str, str]) -> LogAddress:
-    """options: by documented name."""
+    """Return the address of the log that options name. options: by documented name."""
     named = [name for name in _KINDS if options.get(name)]
     if len(named) > 1:
         raise OptionError(f"{' and '.join(named)} exclude each other: a query reads or writes one log")
@@ -155,7 +155,7 @@ def address_of(options: Mapping[str, str]) -> LogAddress:
 
 
 def _directory(options: Mapping[str, str]) -> LogAddress:
-    """The option `archive` overrides the archive in the store's settings."""
+    """Return the address of a store. The option `archive` overrides the archive in the store's settings."""
     path, secrets = options["path"], options.get("storageOptions", "")
     storage_options(secrets)  # check it here, since a store without an archive never parses it
     local = re.sub("^file:(//(localhost)?(?=/))?", "", path)
@@ -179,7 +179,7 @@ def _directory(options: Mapping[str, str]) -> LogAddress:
 
 
 def _in_working_folder(path: str) -> str:
-    """Executors and Spark Connect clients may have another working directory."""
+    """Return an absolute path: executors and Spark Connect clients may have another working directory."""
     absolute = os.path.abspath(path)
     if not os.path.exists(absolute):
         raise OptionError(

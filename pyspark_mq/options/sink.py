@@ -47,7 +47,7 @@ class WriteOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
-        """options: names in upper or lower case. Raises `ReadOnlyStore` for an archive."""
+        """Parse Spark's options, with names in upper or lower case. Raises `ReadOnlyStore` for an archive."""
         for name in options:
             _refuse_options_of_queries(name)
         given = known_options(options, WRITE_OPTIONS, (*_SPARKS_OWN, *CLUSTER_NAMES))
@@ -89,7 +89,7 @@ class WriteOptions:
         return Path(self.address.directory)
 
     def for_stream(self) -> WriteOptions:
-        """Refuses options of batch writes."""
+        """Return these options for a streaming write. Refuses options of batch writes."""
         if self.producer_group is not None:
             raise OptionError(
                 "producerGroup is for df.write in foreachBatch. A streaming write knows its query by the checkpoint, "

@@ -75,7 +75,7 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
-        """options: names in upper or lower case."""
+        """Parse Spark's options, with names in upper or lower case."""
         _refuse_options_of_writes(options)
         given = known_options(options, READ_OPTIONS, CLUSTER_NAMES)
         if "maxTriggerDelay" in given and "minOffsetsPerTrigger" not in given:
@@ -115,7 +115,7 @@ class SourceOptions:
         )
 
     def stream_start(self) -> StartOrEnd:
-        """Refuses options that a stream cannot have."""
+        """Return where a new streaming query starts. Refuses options that a stream cannot have."""
         if self.end is not None:
             raise OptionError(
                 "endingOffsets, endingTimestamp and endingOffsetsByTimestamp are for batch queries (spark.read). A "
@@ -133,7 +133,10 @@ class SourceOptions:
         return self.start or EarliestOrLatest(LATEST)
 
     def ledger_directory(self) -> str:
-        """By default a folder in the log's directory. Raises `OptionError` if there is none."""
+        """Return the option `ledgerPath`, by default a folder in the log's directory.
+
+        Raises `OptionError` if there is neither.
+        """
         if self.ledger_path is not None:
             return self.ledger_path
         if self.address.directory is None:
@@ -159,7 +162,7 @@ class SourceOptions:
                 )
 
     def batch_limits(self) -> tuple[StartOrEnd, StartOrEnd]:
-        """Refuses options that a batch query cannot have."""
+        """Return the start and the end of a batch query. Refuses options that it cannot have."""
         start, end = self.start or EarliestOrLatest(EARLIEST), self.end or EarliestOrLatest(LATEST)
         _refuse("startingOffsets", start, LATEST, "latest (-1)")
         _refuse("endingOffsets", end, EARLIEST, "earliest (-2)")

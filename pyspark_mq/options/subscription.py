@@ -26,7 +26,7 @@ _CREATE = (
 
 @dataclass(frozen=True)
 class SubscribedQueues:
-    """Exactly one field is not None."""
+    """The parsed options `subscribe`, `subscribePattern` and `assign`. Exactly one field is not None."""
 
     topics: tuple[str, ...] | None = None
     pattern: str | None = None
@@ -50,7 +50,7 @@ class SubscribedQueues:
 
     @property
     def lists(self) -> Callable[[str], bool] | None:
-        """For a pattern, a filter of the topics that the log lists; else None."""
+        """A filter of the topics that the log lists; None without a pattern."""
         return None if self.pattern is None else self._wants
 
     def select(self, topics: Mapping[str, Collection[Queue]], known: Collection[Queue] = ()) -> list[Queue]:
@@ -98,7 +98,7 @@ class SubscribedQueues:
 
 
 def did_you_mean(names: Sequence[str], topics: Collection[str]) -> str:
-    """Suggest the most similar of `topics` for each unknown name."""
+    """Return a suggestion of the most similar of `topics` for each unknown name, or ""."""
     few = topics if len(topics) <= _COMPARED else ()
     near = [found for name in names if name not in topics for found in get_close_matches(name, few, n=1)]
     return f"Did you mean {', '.join(near)}? " if near else ""

@@ -14,7 +14,9 @@ T = TypeVar("T")
 
 
 class Option(NamedTuple):
-    """default: as a user would write it, or None. meaning: Markdown. without: for an option without a default, the
+    """An option, as the documentation shows it.
+
+    default: as a user would write it, or None. meaning: Markdown. without: for an option without a default, the
     behaviour if it is not given.
     """
 
@@ -284,7 +286,7 @@ def names_of(table: Iterable[Option]) -> tuple[str, ...]:
 
 
 class GivenOptions(dict[str, str]):
-    """Keys are documented names. `text` and `value` add the defaults of `table`."""
+    """The given options by documented name. `text` and `value` add the defaults of `table`."""
 
     def __init__(self, given: Mapping[str, str], table: Iterable[Option]) -> None:
         super().__init__(given)

@@ -1,4 +1,4 @@
-"""Parsers of option values. Each takes the option's name and text."""
+"""Parsers of option values. Each takes the option's name and text, and raises `OptionError` with that name."""
 
 from __future__ import annotations
 

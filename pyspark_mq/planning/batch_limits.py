@@ -34,7 +34,10 @@ class BatchLimits:
         self._triggered = -math.inf  # time.monotonic() of the last batch; the first batch is due at once
 
     def least_messages(self) -> int:
-        """As in Kafka's source, a new `maxTriggerDelay` begins when one is over, even if no message has arrived."""
+        """Return how many messages the next batch must have at least.
+
+        As in Kafka's source, a new `maxTriggerDelay` begins when one is over, even if no message has arrived.
+        """
         if time.monotonic() - self._triggered >= self._options.max_trigger_delay_seconds:
             self.note_batch()
             return 1
@@ -44,7 +47,10 @@ class BatchLimits:
         self._triggered = time.monotonic()
 
     def end_of(self, batch: BatchStart, seen: Positions, bounds: Mapping[Queue, Bounds], *, once: bool) -> Positions:
-        """Return `seen`, the end of the previous batch, if nothing is new. once: ignore limits."""
+        """Return the end of a batch, or `seen`, the end of the previous batch, if nothing is new.
+
+        once: ignore limits.
+        """
         ranges = self._available(batch, seen, bounds)
         if not batch.losses and {r.queue: r.end for r in ranges} == seen:
             return seen
@@ -68,7 +74,10 @@ class BatchLimits:
         )
 
     def _sizes(self, r: QueueRange) -> Int64s:
-        """The size is 0 for messages that were deleted after planning. The task reports their loss."""
+        """Return record sizes in bytes, 0 for messages that were deleted after planning.
+
+        The task reports their loss.
+        """
         sizes = self._log.sizes(r)
         if sizes is None:
             raise OptionError(
@@ -158,7 +167,10 @@ def fit(limit: int, sizes: Sequence[Int64s], backlog: Sequence[int], turn: int =
 
 
 def split(ranges: Sequence[QueueRange], min_partitions: int | None, max_records: int | None) -> list[QueueRange]:
-    """Cut into at least `min_partitions` pieces, if possible. Pieces of a range differ by at most one message."""
+    """Cut ranges into pieces of at most `max_records` messages, and at least `min_partitions` pieces if possible.
+
+    Pieces of a range differ by at most one message.
+    """
     ranges = [r for r in ranges if r.length > 0]
     pieces = [-(-r.length // max_records) if max_records else 1 for r in ranges]
     missing = (min_partitions or 0) - sum(pieces)
@@ -176,7 +188,7 @@ def split(ranges: Sequence[QueueRange], min_partitions: int | None, max_records:
 
 
 def pack(pieces: Sequence[QueueRange], least: int, max_records: int | None) -> list[tuple[QueueRange, ...]]:
-    """Combine small pieces into partitions, because each task has a high fixed cost.
+    """Combine small pieces into partitions of at most `max_records` messages: each task has a high fixed cost.
 
     least: the lowest number of partitions, unless there are fewer pieces.
     """
@@ -213,7 +225,7 @@ def _first_messages(ranges: Sequence[QueueRange], counts: Sequence[int]) -> list
 
 
 def _extend(counts: list[int], i: int, ends: Int64s, room: int) -> int:
-    """Add messages that fit into `room` bytes. Return the bytes added."""
+    """Add messages of queue `i` that fit into `room` bytes to `counts`. Return the bytes added."""
     used = int(ends[counts[i] - 1]) if counts[i] else 0
     counts[i] = int(np.searchsorted(ends, used + room, side="right"))
     return (int(ends[counts[i] - 1]) if counts[i] else 0) - used

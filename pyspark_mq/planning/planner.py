@@ -19,7 +19,7 @@ class Planner:
     """Plans micro-batches and real-time batches of one run of one query, in the process beside Spark's driver."""
 
     def __init__(self, options: SourceOptions) -> None:
-        """Raises `OptionError`. Opens nothing, because tasks unpickle this object."""
+        """Open nothing, because tasks unpickle this object. Raises `OptionError`."""
         self._options = options
         self._start = options.stream_start()
         self._start_error: MqSourceError | None = None  # of `first`; raised when the first batch is planned
@@ -41,7 +41,7 @@ class Planner:
         return StreamOffset(positions, starts=positions, last=self._log.fingerprints(positions))
 
     def end_with_present_messages(self) -> None:
-        """For Trigger.AvailableNow."""
+        """End the query after the present messages, for Trigger.AvailableNow."""
         self.limits.target = ends(self._queues.bounds())
 
     @property
@@ -75,7 +75,7 @@ class Planner:
         return start
 
     def real_time_batch(self, start: StreamOffset) -> StreamOffset | None:
-        """Return the begin of the batch, or None if the query has no queue."""
+        """Return the begin of the next real-time batch, or None if the query has no queue. Raises as `micro_batch`."""
         begin = self._begin(start, self._options.hold_timeout_seconds)
         if begin is None:
             return None

@@ -32,7 +32,10 @@ def group_of(address: LogAddress, name: str) -> Group:
 
 
 def has_locks(group: Group, member: str, queues: Collection[Queue]) -> bool:
-    """A member loses its locks if its process is killed or suspended for a minute."""
+    """Return whether a member owns all of `queues`.
+
+    It loses its locks if its process is killed or suspended for a minute.
+    """
     return any(each.id == member and set(queues) <= set(each.queues) for each in group.members())
 
 
@@ -55,7 +58,10 @@ class NoGroup:
         return {}
 
     def done(self, positions: Positions, last: Fingerprints) -> None:
-        """Record that all messages before `positions` are processed. last: of the message before each, if known."""
+        """Record that all messages before `positions` are processed.
+
+        last: fingerprints of the messages before `positions`, if known.
+        """
 
     def persist(self) -> None: ...
 
@@ -89,7 +95,7 @@ class OrderlyQueues(NoGroup):
         self._done: Positions | None = None  # the last committed positions
 
     def acquire(self, queues: Collection[Queue], timeout: float) -> bool:
-        """Acquire all of `queues` or none.
+        """Acquire all of `queues` or none, within `timeout` seconds. Return whether this query owns them.
 
         Raises the errors of `Group.join`, and `QueuesTaken` if another query took over or `whenLocked` is `fail`.
         """
@@ -138,7 +144,7 @@ class OrderlyQueues(NoGroup):
                 self._member.persist()
 
     def close(self) -> None:
-        """The next `acquire` joins the group again."""
+        """Release all queues. The next `acquire` joins the group again."""
         self._over.set()
         with self._turn:
             member, self._member, self._begins = self._member, None, {}
@@ -253,7 +259,7 @@ class GroupProgress(NoGroup):
 
 
 def consumed_topics(address: LogAddress, group: str, topics: Collection[str]) -> set[str]:
-    """Return none if the log cannot tell. Raises `StoreError`."""
+    """Return those of `topics` that a group's members consume, none if the log cannot tell. Raises `StoreError`."""
     if not isinstance(address, DirectoryAddress):
         return set()
     it = address.group(group)

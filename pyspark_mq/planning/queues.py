@@ -71,7 +71,10 @@ class Queues:
         return bounds
 
     def _await_brokers(self) -> None:
-        """Topics show all their queues only if name servers list all brokers."""
+        """Wait until name servers list all brokers that the query names.
+
+        Only then topics show all their queues.
+        """
         while missing := self._log.look(()).missing:
             self._give_up(missing)
             time.sleep(_AGAIN_SECONDS)
@@ -126,7 +129,10 @@ class Queues:
         return kept | self._log.fingerprints({queue: end for queue, end in ends.items() if queue not in kept})
 
     def resolve(self, option: str, limit: StartOrEnd, bounds: Mapping[Queue, Bounds]) -> Positions:
-        """Return an offset within the bounds for each queue. option: for errors. Raises `OptionError`."""
+        """Return an offset within the bounds for each queue, from `limit`. Raises `OptionError`.
+
+        option: the option that gave `limit`, for errors.
+        """
         found = limit.resolve(self._log, bounds)
         self._must_have(bounds, found)
         positions = {queue: found.get(queue, first) for queue, (first, _) in bounds.items()}

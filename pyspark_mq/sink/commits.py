@@ -66,7 +66,9 @@ _MAX_BYTES = 64 << 20  # a batch may have any number of topics
 
 @dataclass(frozen=True)
 class Batch:
-    """rows: by topic.
+    """A batch that Spark writes.
+
+    rows: their number by topic.
     run: the id of the query's run; "" if unknown.
     plan: see `plan_of`.
     consecutive: whether the query commits every batch; false in `foreachBatch`.
@@ -205,7 +207,7 @@ class Commits:
             )
 
     def _was_written(self, mark: Mark | None, batch: int) -> bool:
-        """mark: of this batch, or None."""
+        """Return whether a batch was written. mark: of this batch, or None."""
         if mark is not None and mark.written and not self._is_older(mark):
             return True
         if self._is_recorded(batch, 0 if mark is None or mark.written else mark.since):
@@ -251,23 +253,26 @@ class Commits:
             )
 
     def begin(self, batch: Batch) -> None:
-        """Call this before the batch is appended."""
+        """Write and sync the mark of a batch, before the batch is appended."""
         if COMMITS_TOPIC not in self._log.topics():
             self._log.create_topic(COMMITS_TOPIC, 1)
         self._note(batch, batch.rows, written=False)
 
     def record(self, batch: Batch) -> pa.RecordBatch:
-        """The record to append together with the rows. It names its queue, because the topic may have several."""
+        """Return the record to append together with the rows.
+
+        It names its queue, because the topic may have several.
+        """
         body = encode({"query": self._query, "batch": batch.number, "rows": sum(batch.rows.values())}).decode()
         columns = [texts([body]), texts([self._query]), arrow(np.array([_RECORDS.queue_id]))]
         return pa.RecordBatch.from_arrays(columns, ["body", "keys", "queueId"])
 
     def end(self, batch: Batch) -> None:
-        """Call this after the batch is appended and synced, or if it has no rows."""
+        """Write and sync the mark of a batch that is appended and synced, or has no rows."""
         self._note(batch, batch.rows, written=True)
 
     def skip(self, batch: Batch) -> None:
-        """Call this if Spark ran a batch again that was written before.
+        """Write the mark of a batch that Spark ran again and that was written before.
 
         Keep the rows and the plan of the run that wrote it, because this run may have produced other rows.
         """

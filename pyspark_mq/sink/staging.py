@@ -59,7 +59,7 @@ class Staging:
     def write(
         self, owner: str, run: str, task: str, tables: Iterable[tuple[str, pa.RecordBatch]]
     ) -> tuple[str, Counter[str]]:
-        """Return the name of the file ("" without rows), and the number of rows of each topic."""
+        """Stage the rows of a task. Return the name of their file ("" without rows), and the rows of each topic."""
         folder, writer = _folder(owner, run), None
         name = f"{folder}/{task}.arrow"
         rows: Counter[str] = Counter()
@@ -76,7 +76,7 @@ class Staging:
         return ("" if writer is None else name), rows
 
     def tables(self, files: Iterable[str]) -> dict[str, pa.Table]:
-        """In the order of the files. The tables are memory-mapped."""
+        """Return the staged rows of each topic, in the order of the files. The tables are memory-mapped."""
         batches: dict[str, list[pa.RecordBatch]] = {}
         for file in files:
             for topic, batch in self._read(file):
@@ -111,7 +111,7 @@ class Staging:
         return max((time for time in times if time is not None), default=oldest) < oldest
 
     def _runs(self) -> list[str]:
-        """The path may also have other files of the store."""
+        """Return the folders of runs. The path may also have other files of the store."""
         with suppress(ObjectsUnavailable):
             return [name for name, time in self._objects.names("").items() if time is None and "." in name]
         return []

@@ -43,7 +43,10 @@ _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 @dataclass(frozen=True)
 class TaskRows(WriterCommitMessage):
-    """rows: by topic. file: with the staged rows, or "". query, batch, run: ids for `OncePerBatch`."""
+    """The rows of one task.
+
+    rows: their number by topic. file: with the staged rows, or "". query, batch, run: ids for `OncePerBatch`.
+    """
 
     rows: Mapping[str, int]
     file: str = ""
@@ -133,7 +136,7 @@ class AllOrNothing:
         return self._staging.write(owner, run, f"{context.partitionId()}-{context.taskAttemptId()}", checked)
 
     def _append(self, log: LogWriter, sent: Sequence[TaskRows], more: Mapping[str, pa.RecordBatch]) -> None:
-        """more: by topic."""
+        """Append and sync the staged rows and `more` (by topic) under one publication."""
         tables = self._staging.tables(each.file for each in sent if each.file)
         staged, rows = sum(table.num_rows for table in tables.values()), _rows_of(sent).total()
         if staged != rows:  # a file that was cut between two batches can be read without an error
@@ -203,7 +206,7 @@ def _rows_of(sent: Iterable[TaskRows]) -> Counter[str]:
 
 
 def _streaming_batch() -> tuple[str, int, str]:
-    """The run is "" if unknown. Raises `OptionError`."""
+    """Return the ids of the query, its batch and its run ("" if unknown). Raises `OptionError`."""
     query, batch, run = map(_context().getLocalProperty, (_QUERY_ID, _BATCH_ID, _RUN_ID))
     if not query or not batch:
         raise OptionError(

@@ -29,7 +29,10 @@ from store.format.topic_names import TOPICS_OF_NOTES
 
 
 class ColumnKind(NamedTuple):
-    """fits: whether a type is one of them. ours: the column's type in a view for INSERT INTO. words: for errors."""
+    """The types that a written column may have.
+
+    fits: whether a type is one of them. ours: the column's type in a view for INSERT INTO. words: for errors.
+    """
 
     fits: Callable[[DataType], bool]
     ours: DataType
@@ -94,7 +97,7 @@ def sink_schema(with_topic: bool) -> StructType:
 
 
 def check_schema(schema: StructType, topic: str | None) -> None:
-    """topic: the option `topic`. Raises `SchemaError`."""
+    """Check the columns of written rows. topic: the option `topic`. Raises `SchemaError`."""
     names = schema.fieldNames()
     for field in schema.fields:
         kind = SINK_COLUMNS.get(field.name)

@@ -35,7 +35,7 @@ class MqBatchReader(DataSourceReader):
         self._range_reader = RangeReader(options, schema)
 
     def partitions(self) -> list[InputPartition]:
-        """Raises `OptionError` for a range that ends before it starts, and the errors of `Queues`."""
+        """Return the tasks. Raises `OptionError` for a range that ends before it starts, and the errors of `Queues`."""
         with self._options.address.open() as log:
             queues = Queues(log, self._options)
             bounds = queues.bounds_of_all()
@@ -60,7 +60,10 @@ class MqBatchReader(DataSourceReader):
 
 
 def narrowed(log: Log, ranges: Iterable[QueueRange], message_filter: MessageFilter) -> list[QueueRange]:
-    """The log's index finds the parts that can match a condition on keys or message ids."""
+    """Return the parts of `ranges` that can match.
+
+    The log's index finds them for a condition on keys or message ids.
+    """
     left = [r for r in ranges if r.length > 0]
     if isinstance(message_filter, SqlFilter):
         keys = texts_of(message_filter.condition, PROPERTY_KEYS)

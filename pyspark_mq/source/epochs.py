@@ -29,14 +29,14 @@ _log = logging.getLogger("pyspark_mq")
 
 class Epochs:
     def __init__(self, options: SourceOptions) -> None:
-        """Does not open the ledger, because tasks unpickle this object."""
+        """Do not open the ledger, because tasks unpickle this object."""
         self._options = options
         self._reader_id = uuid4().hex
         self._warned = False
         self._slots: int | None = None  # Spark's task slots, as reported by the tasks of the last batch
 
     def following(self, begin: StreamOffset, before: StreamOffset | EpochOffset) -> EpochOffset:
-        """Raises `LedgerError`."""
+        """Return the real-time batch after the batch `before`. It begins at `begin`. Raises `LedgerError`."""
         number, planner = (before.epoch + 1, before.reader) if isinstance(before, EpochOffset) else (0, None)
         if planner != self._reader_id:
             self._ledger.prepare(self._reader_id)
@@ -77,7 +77,10 @@ class Epochs:
         return StreamOffset(reached, starts=reached, last=last)
 
     def mark_passed(self, before: EpochOffset, end: StreamOffset | EpochOffset) -> None:
-        """If another run of the query planned `end`, note that the query has continued after the run of `before`."""
+        """Note that the query has continued after the run of `before`, if another run planned `end`.
+
+        Call this when Spark has logged `end`.
+        """
         if not isinstance(end, EpochOffset) or end.reader != before.reader:
             self._ledger.mark_passed(before.reader)
             self._ledger.prune()
@@ -114,7 +117,7 @@ class Epochs:
 
 
 def distribute_queues(begin: Positions, tasks: int) -> tuple[Positions, ...]:
-    """Round-robin."""
+    """Distribute queues over at most `tasks` tasks, round-robin."""
     queues = sorted(begin)
     count = min(tasks, len(queues))
     return tuple({queue: begin[queue] for queue in queues[number::count]} for number in range(count))

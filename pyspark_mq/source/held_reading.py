@@ -31,7 +31,9 @@ _PIPELINED = "SPARK_PIPELINED_UDF"  # set by Spark in workers if spark.python.ud
 
 @dataclass(frozen=True)
 class HeldTask:
-    """seconds: how long to hold; 0 to read the present messages and end.
+    """The plan of one task: the `begin` of each of its queues, and how long to hold them.
+
+    seconds: how long to hold; 0 to read the present messages and end.
     planned: the driver's `time.monotonic()` at planning, valid only on the machine with this `boot_id`.
     last: fingerprints of the messages before each `begin`, if known.
     member: the member id of an orderly query.
@@ -46,7 +48,7 @@ class HeldTask:
     member: str | None = None
 
     def deadline(self) -> float:
-        """As `time.monotonic()`. All tasks on the driver's machine end together.
+        """Return the task's end, as `time.monotonic()`. All tasks on the driver's machine end together.
 
         A task that starts late, because no task slot was free, still reads for `LEAST_SECONDS`.
         """
@@ -60,7 +62,7 @@ class HeldTask:
 
 
 class HeldReader:
-    """Stateless, and picklable for the tasks."""
+    """Reads held tasks. Stateless, and picklable for the tasks."""
 
     def __init__(self, options: SourceOptions, range_reader: RangeReader, ledger: Ledger) -> None:
         self._options = options
@@ -68,7 +70,7 @@ class HeldReader:
         self._ledger = ledger
 
     def read(self, task: HeldTask) -> Iterator[pa.RecordBatch]:
-        """If an earlier attempt of the task left a record, yield the recorded ranges.
+        """Yield messages as they arrive, or the recorded ranges if an earlier attempt of the task left a record.
 
         Raises `OptionError` if Spark would buffer the batches, `LedgerError`, and the errors of `RangeReader`.
         """
@@ -133,7 +135,7 @@ class HeldReader:
                 held.again(queue, wanted.end)
 
     def _is_lost(self, log: Log, wanted: QueueRange, last: Fingerprints, before: Fingerprints) -> bool:
-        """Report a loss. Raises `DataLossError`.
+        """Return whether messages of `wanted` are lost, after reporting the loss. Raises `DataLossError`.
 
         before: fingerprint of the message before the end of `wanted`. Without one, the queue must still reach this end.
         """

@@ -51,7 +51,7 @@ _OURS = re.compile(rf"\.?({_RECORD.pattern}|{_PASSED}|{re.escape(_MADE)})(\.[0-9
 
 @dataclass(frozen=True)
 class TaskName:
-    """reader: id of the query's run that planned the batch. epoch: number of the batch."""
+    """Identifies a task. reader: id of the query's run that planned the batch. epoch: number of the batch."""
 
     reader: str
     epoch: int
@@ -207,7 +207,10 @@ def _epochs(objects: Objects, reader: str) -> dict[str, int]:
 
 
 def _prune(objects: Objects, folder: str, oldest: float) -> None:
-    """`passed` goes last, so that an interrupted deletion is resumed."""
+    """Delete a reader's files if they are no longer needed.
+
+    `passed` goes last, so that an interrupted deletion is resumed.
+    """
     times = {name: written for name, written in objects.names(folder).items() if written is not None}
     if _is_over(times, oldest):
         for file in sorted(filter(_OURS.fullmatch, times), key=_PASSED.__eq__):

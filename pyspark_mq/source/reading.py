@@ -27,7 +27,10 @@ _MAY_BE_NULL = ("brokerName", "tags", "keys", "bornTimestamp", "storeTimestamp",
 
 
 def default_schema(include_properties: bool, *, null_bodies: bool = False) -> StructType:
-    """null_bodies: unreadable bodies are null, with a column for the reason."""
+    """Return the columns of a query without `.schema(...)`.
+
+    null_bodies: unreadable bodies are null, with a column for the reason.
+    """
     more = (*((PROPERTIES,) if include_properties else ()), *((BODY_ERROR,) if null_bodies else ()))
     return StructType([_field(name) for name in (*DEFAULT_COLUMNS, *more)])
 
@@ -72,7 +75,10 @@ _LOOK_AGAIN_SECONDS = 0.25  # because shared file systems send no notifications
 
 
 class RangeTask(NamedTuple):
-    """ends: the batch's end in each queue. last: fingerprints of the messages before the ends, if known."""
+    """What a task of a micro-batch reads.
+
+    ends: the batch's end in each queue. last: fingerprints of the messages before the ends, if known.
+    """
 
     ranges: tuple[QueueRange, ...]
     ends: Positions
@@ -80,7 +86,7 @@ class RangeTask(NamedTuple):
 
     @classmethod
     def of(cls, ranges: tuple[QueueRange, ...], ends: Positions, last: Fingerprints) -> RangeTask:
-        """ends, last: of the whole batch; they may have other queues."""
+        """Return a task for some ranges. ends, last: of the whole batch; they may have other queues."""
         queues = {wanted.queue for wanted in ranges}
         known = {queue: last[queue] for queue in queues & last.keys()}
         return cls(ranges, {queue: ends[queue] for queue in queues}, known)
@@ -93,7 +99,7 @@ class RangeTask(NamedTuple):
 
 
 class RangeReader:
-    """Stateless, and picklable for the tasks."""
+    """Reads the ranges of tasks as Arrow batches. Stateless, and picklable for the tasks."""
 
     def __init__(
         self,
@@ -130,13 +136,13 @@ class RangeReader:
         return pa.RecordBatch.from_arrays(columns, schema=self._arrow_schema)
 
     def scan(self, log: Log, wanted: QueueRange, task: RangeTask) -> Iterator[pa.RecordBatch]:
-        """Wait until this process sees the messages. Raises as `read`."""
+        """Wait until this process sees the messages of `wanted`, and yield them. Raises as `read`."""
         if wanted.length > 0:
             self._wait(log, wanted, task)
             yield from self.scan_seen(log, wanted, task)
 
     def scan_seen(self, log: Log, wanted: QueueRange, task: RangeTask) -> Iterator[pa.RecordBatch]:
-        """Do not wait, because `log` has shown the messages before."""
+        """Yield the messages of `wanted` without waiting, because `log` has shown them before."""
         for batch in self._scan(log, wanted, task):
             # Spark requires the declared names and nullability.
             yield pa.RecordBatch.from_arrays(batch.columns, schema=self._arrow_schema)
@@ -181,7 +187,7 @@ class RangeReader:
 def partitions_of(
     ranges: Sequence[QueueRange], options: SourceOptions, ends: Positions, last: Fingerprints
 ) -> list[InputPartition]:
-    """ends, last: see `RangeTask`."""
+    """Return the input partitions of a batch. ends, last: see `RangeTask`."""
     least = options.min_partitions or os.cpu_count() or 1  # Spark's task slots are unknown here
     pieces = split(ranges, options.min_partitions, options.max_records_per_partition)
     packed = pack(pieces, least, options.max_records_per_partition)

@@ -35,7 +35,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        """Raises `OptionError`, `SchemaError`. Opens nothing, because tasks unpickle this object."""
+        """Open nothing, because tasks unpickle this object. Raises `OptionError`, `SchemaError`."""
         self._options = options
         self._planner = Planner(options)
         self._epochs = Epochs(options)
@@ -49,7 +49,10 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planner.end_with_present_messages()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """ReadAllAvailable would mean Trigger.Once. The planner applies the real limits."""
+        """Return a limit other than ReadAllAvailable, which would mean Trigger.Once.
+
+        The planner applies the real limits.
+        """
         return ReadMaxRows(self._options.max_offsets_per_trigger or _NO_LIMIT)
 
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:
@@ -70,9 +73,9 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(ends(self._planner.bounds))
 
     def partitions(self, start: Json, end: Json) -> list[InputPartition]:
-        """The tasks depend only on the offsets and the options, so a replay reads the same messages.
+        """Return the tasks of a batch.
 
-        Raises `DataLossError`.
+        They depend only on the offsets and the options, so a replay reads the same messages. Raises `DataLossError`.
         """
         before, until = self._offset(start), self._offset(end)
         if isinstance(before, EpochOffset):
@@ -101,12 +104,18 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _following(
         self, before: StreamOffset | EpochOffset, begin: StreamOffset, *, once: bool
     ) -> StreamOffset | EpochOffset | None:
-        """Return None if nothing arrived. begin: where `before` ended. once: this is the query's only batch."""
+        """Return the end of the batch after `before`, None if nothing arrived.
+
+        begin: where `before` ended. once: this is the query's only batch.
+        """
         end = self._planner.micro_batch(begin, once=once)
         return None if end is begin else end
 
     def _offset(self, json_: Json) -> StreamOffset | EpochOffset:
-        """Remember the last two, because Spark passes each several times, and parsing a thousand queues is slow."""
+        """Parse an offset.
+
+        The last two are cached, because Spark passes each several times, and parsing a thousand queues is slow.
+        """
         for known, offset in self._parsed:
             if known == json_:
                 return offset
@@ -119,7 +128,10 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class RealTimeStreamReader(MqStreamReader):
-    """With Trigger.AvailableNow and Trigger.Once this reads micro-batches, because these triggers need a known end."""
+    """Spark's reader of real-time batches.
+
+    With Trigger.AvailableNow and Trigger.Once it reads micro-batches, because these triggers need a known end.
+    """
 
     def _following(
         self, before: StreamOffset | EpochOffset, begin: StreamOffset, *, once: bool
@@ -139,7 +151,7 @@ def stream_reader(options: SourceOptions, schema: StructType) -> MqStreamReader:
 
 
 class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Spark hides errors that are raised while a reader is created, so this one raises its error at the first call."""
+    """A reader that raises its error at Spark's first call: Spark hides errors from creating a reader."""
 
     def __init__(self, why: MqSourceError) -> None:
         self._why = why

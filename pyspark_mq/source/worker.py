@@ -13,7 +13,7 @@ _LOCAL = re.compile(r"local(?:\[(\*|[0-9]+)(?:, *[0-9]+)?\])?")
 
 
 def task_slots() -> int | None:
-    """Return None if the number varies. Only a task can call this."""
+    """Return how many tasks Spark runs concurrently, None if that varies. Only a task can call this."""
     context = TaskContext.get()
     return None if context is None else slots(context.getLocalProperty)
 

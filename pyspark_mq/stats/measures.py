@@ -42,7 +42,9 @@ class Extent(NamedTuple):
 
 
 class LogFiles(NamedTuple):
-    """published: bytes appended since the log was created.
+    """The files of the commit log.
+
+    published: bytes appended since the log was created.
     length: total bytes of the segment files, which are sparse. taken: bytes that they occupy on disk.
     dispatch_lag: published bytes that have no queue entries yet, as RocketMQ defines it.
     """
@@ -58,7 +60,7 @@ Extents = dict[Queue, Extent]
 
 
 def extents(store: MessageStore, before: Extents) -> Extents:
-    """before: an earlier result; only records after it are read."""
+    """Return the extent of each queue of a store. before: an earlier result; only records after it are read."""
     found: Extents = {}
     for topic, count in sorted(store.topics().items()):
         queues = [Queue(topic, number) for number in range(count)]
@@ -68,7 +70,7 @@ def extents(store: MessageStore, before: Extents) -> Extents:
 
 
 def extent(store: MessageStore, queue: Queue, before: Extent | None = None) -> Extent:
-    """before: as in `extents`. Raises `UnknownTopic`."""
+    """Return the extent of a queue. before: as in `extents`. Raises `UnknownTopic`."""
     topic, number = queue.topic, queue.queue_id
     while True:
         first, end = store.offsets(topic, number)
@@ -103,8 +105,9 @@ def deliverer(store: MessageStore) -> Holder | None:
 
 
 class GroupLag(NamedTuple):
-    """offset: the next one to read; None if the group never committed one. end: the queue's max offset. messages:
-    unread.
+    """The lag of a group in a queue.
+
+    offset: the next one to read; None if the group never committed one. end: the queue's max offset. messages: unread.
     """
 
     group: str
@@ -165,7 +168,7 @@ def latencies(before: Clients, now: Clients) -> list[Latency]:
 
 
 def held(now: Clients) -> Counter[tuple[str, str]]:
-    """By topic and group."""
+    """Count the held requests, by topic and group."""
     found: Counter[tuple[str, str]] = Counter()
     for each in now.values():
         if each.name == HELD:
@@ -179,7 +182,7 @@ def refused(now: Clients) -> Counter[str]:
 
 
 class RunningQuery(NamedTuple):
-    """process: the one that plans the query's batches, beside the driver."""
+    """A Spark query of a consumer group. process: the one that plans the query's batches, beside the driver."""
 
     group: str
     topics: tuple[str, ...]
@@ -187,7 +190,7 @@ class RunningQuery(NamedTuple):
 
 
 def running_queries(root: Path) -> list[RunningQuery]:
-    """Return the queries on this host, sorted by group."""
+    """Return the queries on this host that run with a group of the store in `root`, sorted by group."""
     found: dict[tuple[str, str], set[str]] = {}
     for owner, each in figures_in(root):
         if each.name == READS:
@@ -199,7 +202,9 @@ def running_queries(root: Path) -> list[RunningQuery]:
 
 
 class Look(NamedTuple):
-    """at: `time.monotonic()`. log: None for a cluster. deliverer: the process that delivers delayed messages.
+    """The numbers of a store or a cluster at one time.
+
+    at: `time.monotonic()`. log: None for a cluster. deliverer: the process that delivers delayed messages.
     missing: brokers that do not answer; their queues are as at the last look.
     """
 
@@ -218,14 +223,17 @@ class Look(NamedTuple):
 
 
 def look(store: MessageStore, before: Look | None) -> Look:
-    """before: an earlier look; only the changes since then are read."""
+    """Return the current numbers of a store. before: an earlier look; only the changes since then are read."""
     groups = {(each.group, each.queue): each for each in group_lags(DirectoryLog(store))}
     queues = extents(store, before.queues if before else {})
     return Look(time.monotonic(), queues, groups, log_files(store), clients(Path(store.path)), deliverer(store))
 
 
 def look_at_cluster(log: Log, before: Look | None) -> Look:
-    """before: an earlier look, from which queues of missing brokers are taken."""
+    """Return the current numbers of a cluster.
+
+    before: an earlier look, from which queues of missing brokers are taken.
+    """
     known = [] if before is None else before.queues  # name servers forget a broker that stops
     listed = chain.from_iterable(log.topics().values())
     bounds, missing = log.look(sorted({*listed, *known}))
@@ -243,7 +251,7 @@ def look_at_cluster(log: Log, before: Look | None) -> Look:
 
 
 def rate_in(before: Look | None, now: Look, queue: Extent) -> float | None:
-    """In messages per second."""
+    """Return messages appended per second between two looks, None if the first look lacks the queue."""
     earlier = None if before is None else before.queues.get(queue.queue)
     if before is None or earlier is None:
         return None
@@ -251,7 +259,7 @@ def rate_in(before: Look | None, now: Look, queue: Extent) -> float | None:
 
 
 def rate_out(before: Look | None, now: Look, lag: GroupLag) -> float | None:
-    """In messages per second."""
+    """Return messages that a group read per second between two looks, None if a look lacks the group's offset."""
     earlier = None if before is None else before.groups.get((lag.group, lag.queue))
     if before is None or earlier is None or earlier.offset is None or lag.offset is None:
         return None
@@ -259,7 +267,10 @@ def rate_out(before: Look | None, now: Look, lag: GroupLag) -> float | None:
 
 
 def _quantile(name: str, counts: Int64s, share: float) -> float:
-    """In ms, as if times were spread evenly within each bucket. It is at most the last bound."""
+    """Return a quantile of a histogram in ms, as if times were spread evenly within each bucket.
+
+    It is at most the last bound.
+    """
     bounds = (0, *BUCKETS[name])
     rank = share * counts.sum()
     for count, (low, high) in zip(counts, pairwise(bounds), strict=False):

@@ -117,7 +117,7 @@ def _of_brokers(missing: Iterable[MissingBroker]) -> Metric:
 
 
 def _new_bytes(store: MessageStore, before: Extent, now: Extent) -> int:
-    """Records that were deleted since do not count."""
+    """Return the bytes of records appended between two extents of a queue, without those deleted since."""
     if now.first == before.first and now.end >= before.end:
         return (now.size or 0) - (before.size or 0)
     start = min(max(before.end, now.first), now.end)

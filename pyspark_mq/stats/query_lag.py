@@ -64,10 +64,10 @@ def positions(source: Mapping[str, Any]) -> tuple[Positions, Positions] | None:
 
 
 def query_lags(source: Mapping[str, Any], log: Log | None = None) -> dict[Queue, QueryLag]:
-    """Return {} for a source of another format. source: as in `positions`.
+    """Return the lag in each queue that a source reads; {} for a source of another format.
 
-    log: for bytes, seconds, and the first offsets. Without it, the lag of a queue that was never read starts at offset
-    0.
+    source: as in `positions`. log: for bytes, seconds, and the first offsets. Without it, the lag of a queue that was
+    never read starts at offset 0.
     """
     found = positions(source)
     if found is None:
@@ -83,7 +83,7 @@ def query_lags(source: Mapping[str, Any], log: Log | None = None) -> dict[Queue,
 
 
 def of_query(of_sources: Iterable[Mapping[Queue, QueryLag]]) -> dict[Queue, QueryLag]:
-    """If several sources read a queue, take the longest of their lags."""
+    """Return the lag of a query in each queue: the longest if several of its sources read the queue."""
     found: dict[Queue, QueryLag] = {}
     for by_queue in of_sources:
         for queue, lag in by_queue.items():
@@ -92,7 +92,7 @@ def of_query(of_sources: Iterable[Mapping[Queue, QueryLag]]) -> dict[Queue, Quer
 
 
 def total(by_queue: Mapping[Queue, QueryLag]) -> QueryLag:
-    """The time is the longest. A field is None if it is unknown for any queue."""
+    """Return the sums of messages and bytes, and the longest time. A field is None if it is unknown for any queue."""
     sizes = [lag.bytes for lag in by_queue.values()]
     times = [lag.seconds for lag in by_queue.values() if lag.seconds is not None]
     return QueryLag(
@@ -123,7 +123,7 @@ def _lag(left: QueueRange, log: Log | None) -> QueryLag:
 
 
 def record_bytes(left: QueueRange, log: Log) -> int | None:
-    """The size is estimated if the range is long, and None if the log cannot tell."""
+    """Return the bytes of a range's records, estimated if the range is long; None if the log cannot tell."""
     sizes = log.sizes(left._replace(end=min(left.end, left.start + _SIZES_AT_ONCE)))
     return None if sizes is None else int(sizes.sum()) * left.length // len(sizes)
 
@@ -148,8 +148,10 @@ class LagListener(StreamingQueryListener):
     def __init__(
         self, log: LogAddress | None = None, *, every: float = 10.0, registry: CollectorRegistry | None = None
     ) -> None:
-        """log: the address of the log that the queries read. Without it, bytes, seconds and missing brokers are not
-        reported. The listener opens the log for the first progress, and closes it when the last query ends.
+        """Create a listener. It opens the log for the first progress, and closes it when the last query ends.
+
+        log: the address of the log that the queries read. Without it, bytes, seconds and missing brokers are not
+        reported.
         """
         self._address = log
         self._log: Log | None = None
@@ -220,7 +222,7 @@ class LagListener(StreamingQueryListener):
 
 
 def _gauges(registry: CollectorRegistry) -> list[Gauge]:
-    """One for each field of `QueryLag`, in the same order."""
+    """Return a gauge for each field of `QueryLag`, in the same order."""
     from prometheus_client import Gauge
 
     labels = ("query", "topic", "queue")

@@ -125,7 +125,7 @@ _MAX_BODY_BYTES = StoreConfig().maxDecompressedMessageSize
 class ArchiveAddress:
     """An archive at an fsspec URL or in a directory.
 
-    options: JSON. `repr` omits them, because they may have secrets.
+    options: JSON for the file system. `repr` omits them, because they may have secrets.
     """
 
     url: str
@@ -142,7 +142,7 @@ class ArchiveAddress:
         return None
 
     def open(self) -> ArchiveLog:
-        """Raises `NoArchive`, `UnsupportedStore`, `ObjectsUnavailable`."""
+        """Open the archive. Raises `NoArchive`, `UnsupportedStore`, `ObjectsUnavailable`."""
         return ArchiveLog(ArchivePlace.at(self.url, storage_options(self.options)))
 
     def open_snapshot(self) -> ArchiveLog:
@@ -223,8 +223,10 @@ class ArchiveLog:
         return [message for message in found if message.msg_id == msg_id]
 
     def _with_current_catalog(self, look: Callable[[ArchivedQueues], Found], oldest: float = 0.0) -> Found:
-        """Call `look` again with a newer catalog if an object was deleted after the catalog was read. oldest: in
-        seconds.
+        """Return the result of `look` for the current catalog.
+
+        Retries with a newer catalog if an object was deleted after the catalog was read. oldest: allowed age of the
+        catalog, in seconds. Raises as `look`.
         """
         queues = self._queues(oldest)
         while True:
@@ -282,16 +284,17 @@ class ArchiveLog:
         return _scan(self._queues().queue_containing(wanted), wanted, spec)
 
     def checked(self, wanted: QueueRange, max_bytes: int) -> Iterator[CheckedBlock]:
-        """As `scan.checked_blocks`. Raises as `scan`."""
+        """Yield the messages of a range as checked raw records, as `scan.checked_blocks`. Raises as `scan`."""
         it = self._queues().queue_containing(wanted)
         if wanted.length > 0:
             with it.ahead(wanted.start, wanted.end) as (log, queue):
                 yield from checked_blocks(log, queue, wanted.start, wanted.end, max_bytes)
 
     def messages(self, wanted: QueueRange, *, raw: bool = False) -> Iterator[StoredMessage]:
-        """Yield messages with decompressed bodies, also those before a damaged message.
+        """Yield the messages of a range with decompressed bodies.
 
-        raw: yield bodies that cannot be decompressed as they are stored. Raises as `scan`.
+        raw: yield bodies that cannot be decompressed as they are stored. Raises as `scan`, after all messages before a
+        damaged one.
         """
         rest, where = wanted, self._queues().where(wanted.queue)
         try:
@@ -308,7 +311,10 @@ class ArchiveLog:
             yield from self.messages(rest._replace(start=middle), raw=raw)
 
     def records(self, wanted: QueueRange, message_filter: MessageFilter, most: int, max_bytes: int) -> RecordPieces:
-        """As `served_records.records_of`, but raises `CorruptRecord` only if the first record is damaged."""
+        """Return the first records of a range that match, as `served_records.records_of`.
+
+        Raises as `scan`, but `CorruptRecord` only if the first record is damaged.
+        """
 
         def first(queues: ArchivedQueues) -> RecordPieces:
             it = queues.queue_containing(wanted)
@@ -357,7 +363,10 @@ class ArchiveLog:
         self.close()
 
     def _queues(self, oldest: float = 0.0) -> ArchivedQueues:
-        """Return the same object until the metadata change. oldest: allowed age of the metadata, in seconds."""
+        """Return the archived queues: the same object until the metadata change.
+
+        oldest: allowed age of the metadata, in seconds.
+        """
         known = self._known
         if known is not None and time.monotonic() < self._read_at + oldest:
             return known
@@ -395,8 +404,9 @@ def _scan(it: FlatQueue, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.Reco
 
 
 def _is_replaced(it: FlatQueue, position: int, was: Fingerprint) -> bool:
-    """Called if the message has another fingerprint than `was`. If the archived queue ends before the message, the
-    message was replaced if the queue's log goes beyond it.
+    """Return whether the message before `position` was replaced, given that its fingerprint is not `was`.
+
+    If the archived queue ends before the message, the message was replaced if the queue's log goes beyond it.
     """
     if position <= it.min_offset():
         return False

@@ -28,7 +28,10 @@ class ArchivedQueues:
                 yield it
 
     def queue_containing(self, wanted: QueueRange) -> FlatQueue:
-        """Raises `UnknownTopic`, and `OffsetLost`, `OffsetNotYet` unless all of the range is archived."""
+        """Return the queue of a range.
+
+        Raises `UnknownTopic`, and `OffsetLost` or `OffsetNotYet` unless all of the range is archived.
+        """
         it = self.queue(wanted.queue)
         where = self.where(wanted.queue)
         if it is None:

@@ -49,7 +49,7 @@ Progress = Callable[[int, int], None]  # messages archived so far, and in all
 
 
 class Archived(NamedTuple):
-    """The counts of one run.
+    """The counts of one run: archived messages and bytes, and deletions from the archive.
 
     deleted: expired objects. forgotten: archived messages that were deleted with their topic.
     """
@@ -64,7 +64,11 @@ class Piece:
     """One segment of a queue's log and one of its entries."""
 
     def __init__(self, archived: ArchivedQueue, offset: int, old: tuple[bytes, bytes] | None = None) -> None:
-        """offset: of the first message. old: the queue's last segments (log, entries), if this piece rewrites them."""
+        """Begin the piece at a queue offset.
+
+        offset: of the first message. old: contents of the queue's last segments (log, entries), if this piece rewrites
+        them.
+        """
         self.begin, self.end = NO_TIME, NO_TIME
         if old is not None:
             log, entries = archived.log[-1], archived.entries[-1]
@@ -101,7 +105,7 @@ class Piece:
         self.end = max(self.end, int(times.max())) if known else int(times.max())
 
     def write(self, place: ArchivePlace, queue: str, *, sealed: bool) -> tuple[Segment, Segment, Fingerprint]:
-        """Return the segments (log, entries), and the last message's fingerprint."""
+        """Write and check both segments. Return them (log, entries), and the last message's fingerprint."""
         log, entries = b"".join(self._log), b"".join(self._entries)
         for kind, base, data in ((COMMIT_LOG, self.base, log), (CONSUME_QUEUE, self.entries_base, entries)):
             place.write(segment_path(queue, kind, base), data)
@@ -180,7 +184,10 @@ class Archiving:
         return Archived(done, taken)
 
     def _passing(self, queue: Queue, passed: dict[Queue, StoreError], work: Callable[[], Result]) -> Result | None:
-        """Return None if the topic was deleted, or if only this queue failed; `passed` then gets the error."""
+        """Return the result of `work`.
+
+        Return None if the topic was deleted, or if `work` failed for this queue only. `passed` then has the error.
+        """
         try:
             return work()
         except UnknownTopic:
@@ -239,7 +246,10 @@ class Archiving:
         return lost.stop
 
     def _queue(self, queue: Queue, start: int, end: int) -> Iterator[Archived]:
-        """Yield the counts of each piece. Raises `ArchiveOfAnother` if the topic was recreated concurrently."""
+        """Archive a range of one queue, and yield the counts of each piece.
+
+        Raises `ArchiveOfAnother` if the topic was recreated concurrently.
+        """
         piece: Piece | None = None
         limit = min(_BLOCK_BYTES, self._piece_bytes)
         of_store = self._published.of(queue.topic, queue.queue_id)

@@ -88,7 +88,7 @@ def index_path(broker: str) -> str:
 
 
 def segment_path(queue: str, kind: str, base: int) -> str:
-    """Return a path below the cluster's folder. queue: a `queue_path`. kind: a key of SEGMENT_TYPES."""
+    """Return a segment's path below the cluster's folder. queue: a `queue_path`. kind: a key of SEGMENT_TYPES."""
     return f"{queue}/{kind}/{hashed(str(base))}{segment_name(base)}"
 
 
@@ -152,7 +152,7 @@ class ArchivedQueue:
         return not self.entries and self.indexed_from is None and bool(self.log) and self.log[-1].base > 0
 
     def written(self, log: Segment, entries: Segment, last: Fingerprint) -> ArchivedQueue:
-        """Return a copy with these segments, which replace segments of the same base."""
+        """Return a copy with these segments appended. They replace segments of the same base."""
 
         def behind(segments: Segments, added: Segment) -> Segments:
             return (*(each for each in segments if each.base != added.base), added)
@@ -173,14 +173,14 @@ class Catalog:
     index: Segments = ()
 
     def of_topics(self) -> dict[str, tuple[Queue, ...]]:
-        """Return the sorted topics with all queues up to the highest archived one."""
+        """Return the topics, sorted, each with all queues up to its highest archived one."""
         counts: dict[str, int] = dict.fromkeys(sorted(self.topics), 0)
         for queue in (queue for queue, archived in self.queues.items() if not archived.is_forgotten):
             counts[queue.topic] = max(counts.get(queue.topic, 0), queue.queue_id + 1)
         return {topic: tuple(Queue(topic, each) for each in range(count)) for topic, count in counts.items() if count}
 
     def queue(self, queue: Queue) -> ArchivedQueue | None:
-        """Return None if the queue is not in `of_topics`."""
+        """Return the archived part of a queue, None if the queue is not in `of_topics`."""
         found = self.queues.get(queue)
         if found is None and queue in self.of_topics().get(queue.topic, ()):
             return ArchivedQueue()
@@ -208,7 +208,7 @@ class Catalog:
 
     @staticmethod
     def parse(where: str, data: bytes) -> Catalog | None:
-        """Return None if the metadata name no broker, and so no queue and no segment.
+        """Parse the metadata. Return None if they name no broker, and so no queue and no segment.
 
         where: the path for error messages. Raises `CorruptStore`.
         """
@@ -330,7 +330,10 @@ def _as_json(path: str, kind: str, segment: Segment, now: int) -> dict[str, Any]
 
 
 def _segments(path: Path, listed: dict[str, Any], name: str) -> Segments:
-    """Drop empty segments, except an only one: it has the offset at which the queue's log continues."""
+    """Return the segments in order, without empty ones.
+
+    If the only segment is empty, it is kept, because it has the offset at which the queue's log continues.
+    """
 
     def segment(base: str, said: Mapping[str, Any]) -> Segment:
         def of(key: str, maximum: int = LONG_MAX) -> int:

@@ -38,7 +38,7 @@ class StoreComparison:
         self._published = published
 
     def last(self, it: FlatQueue) -> Fingerprint | None:
-        """Return the last archived message's fingerprint. If the store has the message, they are compared.
+        """Return the last archived message's fingerprint. Checks that the store's message, if not deleted, is the same.
 
         Raises `ArchiveOfAnother`, `UnknownTopic`, and `OffsetLost` if messages between the archive's end and the
         store's first message are missing.
@@ -121,8 +121,9 @@ class StoreComparison:
         return it.archived.last is None or it.archived.last.physical_offset < self._log.min_offset()
 
     def _may_follow(self, it: FlatQueue) -> bool:
-        """The archive ends at the store's first offset. If the queue's files still have the entry before it, that entry
-        must refer to the last archived message.
+        """Return whether the store's queue can continue the archive, which ends at the store's first offset.
+
+        If the queue's files still have the entry before that offset, it must refer to the last archived message.
         """
         if (last := it.archived.last) is None:
             return True
@@ -167,7 +168,7 @@ class ArchiveState(NamedTuple):
 
     @staticmethod
     def of(comparison: StoreComparison, place: ArchivePlace, catalog: Catalog, queues: Sequence[Queue]) -> ArchiveState:
-        """queues: all queues of each topic. Raises `ObjectsUnavailable`."""
+        """Compare the catalog with the store. queues: all queues of each topic. Raises `ObjectsUnavailable`."""
         last: dict[Queue, Fingerprint | None] = {}
         passed: dict[Queue, StoreError] = {}
         others: dict[str, StoreError] = {}
@@ -211,8 +212,8 @@ class ArchiveState(NamedTuple):
     ) -> bool:
         """Return whether the archive is empty, or the store's log has the last archived message of at least one queue.
 
-        is_remembered: also return True if no queue has an error and retention may have deleted all those messages.
-        Raises `ObjectsUnavailable`.
+        is_remembered: the store's settings name this archive. Then also return True if no queue has an error and
+        retention may have deleted all those messages. Raises `ObjectsUnavailable`.
         """
         there = list(_archived(place, catalog))
         if not there or any(comparison.has_in_log(it, self.last.get(it.queue)) for it in there):

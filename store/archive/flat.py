@@ -30,7 +30,7 @@ class FlatFile:
     """A file stored as segments, one object each."""
 
     def __init__(self, objects: ByteReader, folder: str, queue: str, kind: str, segments: Segments) -> None:
-        """folder: the cluster's folder. queue: a `queue_path`."""
+        """Name the objects of the segments. folder: the cluster's folder. queue: a `queue_path`."""
         self._objects = objects
         self._segments = segments
         self.where = f"{objects.url}/{folder}/{queue}/{kind}"
@@ -75,7 +75,7 @@ class FlatLog:
     size = _ENDLESS
 
     def __init__(self, file: FlatFile, begin: int, view: Callable[[int, int], Bytes] | None = None) -> None:
-        """view: used instead of reading the file."""
+        """Begin the log at offset `begin`. view: returns the bytes at an offset; by default `file` is read."""
         self._file = file
         self._begin = begin
         self._view = view
@@ -137,7 +137,7 @@ class ReadAhead:
         self._pieces: dict[int, Future[bytes]] = {}
 
     def view(self, offset: int, length: int) -> Bytes:
-        """Raises as `read`."""
+        """Return bytes [offset, offset + length), uint8. Raises as `read`."""
         if not self._begin <= offset <= offset + length <= self._end:
             return np.frombuffer(self._read(offset, offset + length), np.uint8)
         first, last = self._number(offset), self._number(max(offset, offset + length - 1))
@@ -183,8 +183,10 @@ class FlatQueue:
         return self._min_offset
 
     def _read_entries(self, begin: int, end: int) -> bytes:
-        """Raises `OffsetLost` for objects of a recreated topic, which may have the same names. Their log begins after
-        this one's end.
+        """Return bytes [begin, end) of the entries.
+
+        Raises `OffsetLost` for objects of a recreated topic, which may have the same names. Their log begins after this
+        one's end.
         """
         data = self._entries_file.read(begin, end)
         if (np.frombuffer(data[: CQ_ENTRY.itemsize], CQ_ENTRY)["physical_offset"] >= self._end).any():
@@ -205,7 +207,7 @@ class FlatQueue:
         return end
 
     def fingerprint(self, offset: int) -> Fingerprint:
-        """Cached, because a waiting reader polls one offset."""
+        """Return the fingerprint of the message at an offset. Cached, because a waiting reader polls one offset."""
         known, found = self._fingerprint
         if found is None or known != offset:
             found = fingerprint(self.log, self.entries, offset)
@@ -213,7 +215,7 @@ class FlatQueue:
         return found
 
     def offset_of(self, physical_offset: int) -> int | None:
-        """Return None if no record begins at this log offset."""
+        """Return the queue offset of the record at a log offset, None if no record begins there."""
         at = physical_offset + field_offset(RECORD_HEADER, "queue_offset")
         width = RECORD_HEADER["queue_offset"].itemsize
         if not self.begin <= physical_offset <= at + width <= self._end:

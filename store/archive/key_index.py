@@ -63,7 +63,7 @@ class KeyIndexWriter:
         self._times: list[Int64s] = []
 
     def add(self, queue: Queue, topic_id: int, checked: CheckedBlock, at: int) -> None:
-        """at: offset of the first record in the queue's log."""
+        """Add the keys of a block of records. at: offset of the first record in the queue's log."""
         block, sizes = checked.block, checked.entries.sizes
         hashes, rows = key_hashes(queue.topic, block.value(PROPERTY_UNIQ_KEY), block.value(PROPERTY_KEYS))
         if not len(hashes):
@@ -81,7 +81,7 @@ class KeyIndexWriter:
     def write(
         self, catalog: Catalog, existing: KeyIndex, write: Callable[[str, bytes], None], first: int = 0
     ) -> tuple[Segments, list[str]]:
-        """Return all segments of the index, and the paths of the objects that the new ones replace.
+        """Write the keys to new segments. Return all segments of the index, and the paths of objects that they replace.
 
         The caller deletes these objects after it saved the metadata.
 
@@ -171,7 +171,7 @@ class _Segment:
         return items["key_hash"].astype(np.int64) % self._slot_count()
 
     def _must_be(self, is_sound: bool) -> None:
-        """Without checks, a zeroed segment would look as if it lacked the key."""
+        """Raise `CorruptSegment` if a check failed. Without checks, a zeroed segment would seem to lack the key."""
         if not is_sound:
             raise CorruptSegment(f"{self._file.where}: some keys are in a wrong slot; {_WRONG}")
 
@@ -181,7 +181,7 @@ class _Segment:
         return np.frombuffer(self._read(at, length), ARCHIVE_INDEX_ITEM) if length else np.empty(0, ARCHIVE_INDEX_ITEM)
 
     def _slot_count(self) -> int:
-        """The first slot's position tells it, because its items follow the last slot."""
+        """Return the number of slots. The first slot's position tells it, because its items follow the last slot."""
         if not self._slots:
             head = self._read(0, ARCHIVE_INDEX_HEADER.itemsize + ARCHIVE_INDEX_SLOT.itemsize)
             header = np.frombuffer(head, ARCHIVE_INDEX_HEADER, 1)[0]

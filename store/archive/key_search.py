@@ -41,7 +41,10 @@ class KeySearch:
         self._index = queues.index()
 
     def narrowed(self, ranges: Sequence[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
-        """As `Log.with_keys`. Raises `OffsetLost` if a segment of the index is missing."""
+        """Return the pieces of ranges that can match, as `Log.with_keys`.
+
+        Raises `OffsetLost` if a segment of the index is missing.
+        """
         found: dict[Queue, Int64s] = {}
         for topic in {wanted.queue.topic for wanted in ranges}:
             hashes = [key_hash(topic, key) for key in keys]
@@ -60,7 +63,10 @@ class KeySearch:
             yield items[of_topic], times[of_topic]
 
     def _pieces(self, wanted: QueueRange, filed: Int64s, ids: list[int]) -> list[QueueRange]:
-        """filed: log offsets of records, from the index. ids: possible log offsets, from message ids."""
+        """Return the pieces of a range that may have the messages.
+
+        filed: log offsets of records, from the index. ids: possible log offsets, from message ids.
+        """
         it = self._queues.queue(wanted.queue)
         is_light = wanted.queue.topic.startswith(LIGHT_PREFIX)  # its records have the offsets of other queues
         if it is None or it.archived.indexed_from is None or is_light:
@@ -133,7 +139,7 @@ class KeySearch:
 
 
 def _unindexed_until(it: FlatQueue, catalog: Catalog) -> int:
-    """A broker's index is assumed to be complete."""
+    """Return the queue offset up to which the index lacks keys. A broker's index is assumed to be complete."""
     if it.archived.indexed_from is not None:
         return min(it.archived.indexed_from, it.archived.max_offset)
     return 0 if catalog.index else it.archived.max_offset

@@ -83,7 +83,7 @@ class StoreArchive:
 
     @staticmethod
     def remembered(root: Path, config: StoreConfig, options: Mapping[str, Any] | None = None) -> StoreArchive:
-        """Read the settings file, which another process may have changed."""
+        """Return the archive that the settings file names. Another process may have changed this file."""
         own = existing_settings(root / CONF_FILE)
         broker, url, names = (own.get(name, getattr(config, name)) for name in REMEMBERED)
         return StoreArchive(root, url, broker, _listed(names), options)
@@ -101,12 +101,12 @@ class StoreArchive:
         return f"{self.url}/{self._broker}" if self.url else ""
 
     def changed(self, url: str | None, names: Sequence[str] | None) -> StoreArchive:
-        """Return a copy. None keeps the value."""
+        """Return a copy with another URL or other topics. None keeps the value."""
         url, names = self.url if url is None else url, self._names if names is None else names
         return StoreArchive(self._root, url, self._broker, names, self._options)
 
     def place(self) -> ArchivePlace:
-        """Raises `ObjectsUnavailable`."""
+        """Return the place of the archive. Raises `ObjectsUnavailable`."""
         return ArchivePlace.of_broker(self.url, self._options, DEFAULT_CLUSTER, self._broker)
 
     def is_remembered(self) -> bool:
@@ -122,7 +122,10 @@ class StoreArchive:
         progress: Progress,
         piece_bytes: int = PIECE_BYTES,
     ) -> Archived:
-        """Raises as `Archiving.run`, and `NoArchive`, `StoreLocked`, `UnknownTopic`, `InvalidArgument`."""
+        """Execute an order, and write the archive into the store's settings.
+
+        Raises as `Archiving.run`, and `NoArchive`, `StoreLocked`, `UnknownTopic`, `InvalidArgument`.
+        """
         hours = order.reserved_hours
         kept_since = None if hours is None else _ago(3600 * seconds("reserved_hours", hours))
         if not self.url:
@@ -217,7 +220,10 @@ class StoreArchive:
         return min(offsets)
 
     def _remember(self) -> None:
-        """Settings that name another URL are left unchanged. Secrets of the URL are not written."""
+        """Write the archive into the store's settings, without the secrets of its URL.
+
+        Settings that name another URL are left unchanged.
+        """
         path = self._root / CONF_FILE
         own = existing_settings(path)
         if own.get("archive") and not self.is_remembered():
@@ -228,7 +234,7 @@ class StoreArchive:
 
 
 def _must_be_outside_stores(url: str) -> None:
-    """An archive inside a store would be deleted with it."""
+    """Raise `InvalidArgument` if a URL is inside a store: the archive would be deleted with it."""
     path = local_path(url)
     for folder in () if path is None else (Path(path), *Path(path).parents):
         if (folder / COMMIT_LOG_DIR).is_dir():
@@ -246,7 +252,10 @@ def queues_of(topics: Topics, names: Iterable[str]) -> list[Queue]:
 
 
 class ArchiveSettings(NamedTuple):
-    """Empty values mean the same as in `StoreArchive`."""
+    """The archive that a store's settings name.
+
+    url: "" if the store is not archived. topics: if empty, all except system topics.
+    """
 
     url: str = ""
     topics: tuple[str, ...] = ()
@@ -257,7 +266,10 @@ class ArchiveSettings(NamedTuple):
 
 
 def remembered(root: Path) -> ArchiveSettings:
-    """The URL is empty if there is no store, or no archive in its settings. Raises `ConfigError`."""
+    """Return the archive that a store's settings name. Raises `ConfigError`.
+
+    The URL is empty if there is no store, or no archive in its settings.
+    """
     own = existing_settings(root / CONF_FILE)
     return ArchiveSettings(str(own.get("archive", "")), _listed(str(own.get("archiveTopics", ""))))
 
@@ -267,13 +279,13 @@ def _listed(names: str) -> tuple[str, ...]:
 
 
 def is_same_place(url: str, other: str) -> bool:
-    """Compare two URLs without their secrets. False for empty URLs."""
+    """Return whether two URLs are the same apart from their secrets. False for empty URLs."""
     return url != "" and _plain(url) == _plain(other)
 
 
 @contextmanager
 def alone(root: Path) -> Iterator[None]:
-    """Hold the lock of the archive's only writer. Raises `StoreLocked`."""
+    """Hold the lock of the store's archive, so that one process at a time writes it. Raises `StoreLocked`."""
     make_directory(root / CONFIG_DIR)
     with closing(Descriptor(root / _LOCK_FILE, open_file)) as file:
         try:
@@ -286,7 +298,10 @@ def alone(root: Path) -> Iterator[None]:
 def ends(
     published: PublishedQueues, older_than: float, offset_by_time: Callable[[str, int, int], int]
 ) -> Callable[[Queue], int]:
-    """Return a function: the offset of a queue's first message stored within the last `older_than` seconds."""
+    """Return a function from a queue to the offset up to which to archive it.
+
+    This is the offset of the first message stored within the last `older_than` seconds.
+    """
     if older_than <= 0:
         return lambda queue: published.max_offset(queue.topic, queue.queue_id)
     until = _ago(older_than)

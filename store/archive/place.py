@@ -29,7 +29,7 @@ _ARCHIVE_THERE = "Correct the URL, or archive a store there ('pyspark-mq archive
 
 
 class _SeenMetadata(NamedTuple):
-    """mark: `Objects.mark`, taken before reading."""
+    """The metadata object as it was last read. mark: its `Objects.mark`, taken before reading."""
 
     data: bytes = b""
     catalog: Catalog | None = None
@@ -53,7 +53,7 @@ class ArchivePlace:
 
     @staticmethod
     def of_broker(url: str, options: Mapping[str, Any], cluster: str, broker: str) -> ArchivePlace:
-        """Raises `ConfigError`, `ObjectsUnavailable`."""
+        """Return the place that a broker archives to. Raises `ConfigError`, `ObjectsUnavailable`."""
         if not is_folder(broker):
             raise ConfigError(
                 f"brokerName={broker!r} cannot be the name of a folder in an archive. Set another brokerName"
@@ -92,7 +92,7 @@ class ArchivePlace:
         """Discard cached metadata; this class has none."""
 
     def load(self) -> Catalog | None:
-        """Return None if there are no metadata, and the same object until they change.
+        """Return the current catalog, None if there are no metadata. It is the same object until they change.
 
         Raises `CorruptStore`, `ObjectsUnavailable`.
         """
@@ -110,7 +110,10 @@ class ArchivePlace:
         return seen.catalog
 
     def save(self, catalog: Catalog) -> None:
-        """Raises `ObjectsUnavailable` if the write fails, or if another process wrote after the last `load`."""
+        """Write the metadata.
+
+        Raises `ObjectsUnavailable`, also if another process wrote them after the last `load`.
+        """
         seen, text = self._seen.data, catalog.text()
         self.load()
         if self._seen.data != seen:
@@ -139,7 +142,7 @@ class ArchivePlace:
             )
 
     def delete(self, paths: Iterable[str]) -> None:
-        """paths: below the cluster's folder. The metadata must not name them any more."""
+        """Delete objects. paths: below the cluster's folder. The metadata must not name them any more."""
         for path in paths:
             self.objects.delete(f"{self.folder}/{path}")
 
@@ -175,7 +178,7 @@ def _clusters(objects: Objects) -> list[str]:
 
 
 def _places(url: str, objects: Objects) -> Iterator[ArchivePlace]:
-    """A broker keeps its metadata at the root, this project in the store's folder."""
+    """Yield the archives at a URL. A broker keeps its metadata at the root, this project in the store's folder."""
     folder, _, name = METADATA.rpartition("/")
     clusters = _clusters(objects)
     if len(clusters) == 1 and name in objects.names(folder):
@@ -207,7 +210,7 @@ class RecentPlace(ArchivePlace):
         self._asked: Future[Catalog | None] | None = None
 
     def load(self) -> Catalog | None:
-        """Concurrent calls share one request."""
+        """Return the catalog, at most a second old. Concurrent calls share one request."""
         with self._lock:
             if (asked := self._asked) is not None and (not asked.done() or time.monotonic() < self._until):
                 mine = None
@@ -262,7 +265,7 @@ class RecentBlocks:
         return b"".join(parts)
 
     def _block(self, path: str, number: int) -> bytes:
-        """Concurrent calls share one request."""
+        """Return a block, from the cache or by one request that concurrent calls share."""
         name, asked = (path, number), Future[bytes]()
         with self._lock:
             kept = self._kept

@@ -56,7 +56,7 @@ def expire(place: ArchivePlace, before: int) -> int:
 
 
 def _without_old_index(catalog: Catalog, before: int) -> tuple[Catalog, list[str]]:
-    """Return the catalog, and the paths of the removed objects.
+    """Remove old segments from the index. Return the catalog, and the paths of the removed objects.
 
     A removed segment may have keys of messages that are kept, so `indexed_from` of their queues is raised.
     """

@@ -36,7 +36,7 @@ assert 1 + _TOPIC_BITS + _QUEUE_BITS + _OFFSET_BITS == _BITS
 
 
 class NamedMessage(NamedTuple):
-    """topic_number: from `Catalog.topics`."""
+    """The message that a name identifies. topic_number: from `Catalog.topics`."""
 
     topic_number: int
     queue_id: int
@@ -44,6 +44,7 @@ class NamedMessage(NamedTuple):
 
 
 def names(topic_number: int, queue_id: int, queue_offsets: Int64s) -> Int64s:
+    """Return the names of a queue's messages, in the shape of `queue_offsets`."""
     if topic_number >= (1 << _TOPIC_BITS) - 1 or queue_id >= 1 << _QUEUE_BITS:
         return np.full(queue_offsets.shape, NAMELESS, np.int64)
     of_queue = _ARCHIVED | topic_number << (_QUEUE_BITS + _OFFSET_BITS) | queue_id << _OFFSET_BITS
@@ -55,7 +56,7 @@ def is_name(physical_offset: int) -> bool:
 
 
 def named(physical_offset: int) -> NamedMessage | None:
-    """Return None for `NAMELESS` and for real log offsets."""
+    """Return the message that a name identifies, None for `NAMELESS` and for real log offsets."""
     if not is_name(physical_offset) or physical_offset >= NAMELESS:
         return None
     rest, queue_offset = divmod(physical_offset - _ARCHIVED, 1 << _OFFSET_BITS)
@@ -67,8 +68,9 @@ def records_of(
 ) -> RecordPieces:
     """Return the matching records of a range, and the offset at which the next call continues.
 
-    A filter by tags compares only their hashes. The range must not be empty. The first match is returned even if it is
-    larger than `max_bytes`. Raises `CorruptRecord`, `OffsetLost`, `CorruptSegment`, `ObjectsUnavailable`.
+    A filter by tags compares only their hashes. The range must not be empty. most, max_bytes: limits of the result. The
+    first match is returned even if it is larger. Raises `CorruptRecord`, `OffsetLost`, `CorruptSegment`,
+    `ObjectsUnavailable`.
     """
     start, end = wanted.start, wanted.end
     found = it.entries.entries(start, end)

@@ -44,11 +44,15 @@ class _Part(NamedTuple):
 
 
 class TieredLog:
-    """Thread-safe. Every method that reads the archive raises `ArchiveError` and `ObjectsUnavailable`."""
+    """A store and its archive, read as one log. Thread-safe.
+
+    Every method that reads the archive raises `ArchiveError` and `ObjectsUnavailable`.
+    """
 
     def __init__(
         self, newer: PublishedQueues, config: StoreConfig, archive: StoreArchive, *, keeps_blocks: bool = False
     ) -> None:
+        """Read a store and its archive. keeps_blocks: cache blocks of the archive, for small reads."""
         self._newer = newer
         self._config = config
         self._comparison = StoreComparison(newer)
@@ -61,7 +65,7 @@ class TieredLog:
         return ArchiveLog(RecentPlace(self._archive.place(), keeps_blocks=self._keeps_blocks))
 
     def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
-        """As `Log.bounds`."""
+        """Return the bounds of store and archive together. As `Log.bounds`."""
         found = {}
         for queue, own in self._newer.bounds(queues).items():
             with suppress(UnknownTopic):
@@ -81,7 +85,7 @@ class TieredLog:
         return first
 
     def offsets_by_time(self, queues: Iterable[Queue], timestamp: int, boundary: Boundary) -> Positions:
-        """As `Log.offsets_by_time`."""
+        """Search store and archive. As `Log.offsets_by_time`."""
         found = self.bounds(queues)
         if boundary is Boundary.LOWER:
             return {queue: self._lower(queue, timestamp, bounds) for queue, bounds in found.items()}
@@ -89,7 +93,7 @@ class TieredLog:
         return {queue: max(bounds.min_offset, newer[queue] - 1) for queue, bounds in found.items()}
 
     def stored_at(self, queue: Queue, offset: int) -> int | None:
-        """Return the store time (ms) of a message, None if it is missing."""
+        """Return the store time (ms) of a message, None if neither store nor archive has it."""
         own = self._newer.bounds([queue])[queue]
         found = self._newer.fingerprint(queue.topic, queue.queue_id, offset) if offset >= own.min_offset else None
         if found is None and self.first(queue, own) <= offset:
@@ -97,17 +101,17 @@ class TieredLog:
         return None if found is None else found.store_timestamp
 
     def split(self, wanted: QueueRange) -> tuple[QueueRange, QueueRange]:
-        """Return the part that the store has deleted, and the part that it has."""
+        """Split a range into the part that the store has deleted, and the part that it has."""
         own = self._newer.bounds([wanted.queue]).get(wanted.queue)
         at = wanted.start if own is None else min(max(wanted.start, own.min_offset), wanted.end)
         return wanted._replace(end=at), wanted._replace(start=at)
 
     def scan(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
-        """As `Log.scan`."""
+        """Yield messages of the archive, then of the store. As `Log.scan`."""
         return self._batches(wanted, spec, self._part(wanted, spec))
 
     def get_message(self, queue: Queue, own: Bounds, request: GetRequest) -> GetResult:
-        """As `MessageStore.get_message`, for archived messages before the store's first one.
+        """Return archived messages before the store's first one, as `MessageStore.get_message`.
 
         own: the store's bounds; the requested offset must be before them. The physical offsets of records are names,
         see `archive.served_records`.
@@ -124,7 +128,10 @@ class TieredLog:
         return GetResult(status_of(messages), next_begin, first, own.max_offset, messages)
 
     def query(self, wanted: KeyQuery, found: Sequence[StoredMessage]) -> list[StoredMessage]:
-        """As `MessageStore.query`, for archived messages before the store's first ones. Leaves out `found`."""
+        """Return archived messages with a key, as `MessageStore.query`, except those in `found`.
+
+        Searches each queue up to the store's first message.
+        """
         queues = self.older.topics().get(wanted.topic, ())
         before, begins = dict.fromkeys(queues, 0), dict[int, int]()
         for queue, own in self._newer.bounds(queues).items():
@@ -182,7 +189,7 @@ class TieredLog:
             part = self._part(rest, spec)
 
     def _part(self, wanted: QueueRange, spec: ReadSpec) -> _Part:
-        """The batches have the column `queueOffset`, even if `spec` does not."""
+        """Return the first part of a range. Its batches have the column `queueOffset`, even if `spec` does not."""
         if "queueOffset" not in spec.columns:
             check_columns(spec.columns)
             spec = replace(spec, columns=(*spec.columns, "queueOffset"))

@@ -38,9 +38,9 @@ class Deletion:
         self._topics = Topics(root)
 
     def delete(self, topic: str, ends: Sequence[int]) -> None:
-        """The topic must exist, all published messages be flushed, and unfinished appends undone.
+        """Delete an existing topic. ends: end offset of each queue.
 
-        ends: end offset of each queue. Raises `CorruptStore`.
+        All published messages must be flushed, and unfinished appends undone. Raises `CorruptStore`.
         """
         with system_errors(self._root):
             check_producer_progress(
@@ -59,7 +59,7 @@ class Deletion:
 
 
 def finish_deletion(root: Path) -> None:
-    """As `Deletion.finish`, for a directory without a published end, where deletions are not counted."""
+    """Finish a deletion as `Deletion.finish`, in a directory without a published end, which counts no deletions."""
     deleted, queues = root / DELETED_DIR, root / CONSUME_QUEUE_DIR
     if status_of(deleted) is None:
         return
@@ -77,8 +77,9 @@ def finish_deletion(root: Path) -> None:
 def remove_restored_queues(root: Path) -> None:
     """Remove queues of deleted topics, so that a recreated topic does not show their messages.
 
-    A broker may have rebuilt such queues after a crash, or the table of topics may be newer than the log. Call this as
-    the only writer, with no unfinished deletion.
+    A broker may have rebuilt such queues after a crash, or the table of topics may be newer than the log. A topic with
+    messages from after its deletion is added to the table again. Call this as the only writer, with no unfinished
+    deletion.
     """
     queues, topics = root / CONSUME_QUEUE_DIR, Topics(root)
     deleted, gone = topics.deletions(), topics.table().deleted

@@ -65,7 +65,7 @@ def place_of(record: StoredMessage) -> str:
 def _record_only_here(
     log: CommitLog, queues: ConsumeQueues, name: QueueName, index: int, safe: int
 ) -> StoredMessage | None:
-    """Return None if the record is not sound, or if the queue that its header names has it, too."""
+    """Return the record of an entry. Return None if it is not sound, or is also in the queue that its header names."""
     offset, size, _ = queues.of(*name).entries_or_zeros(index, index + 1)[0].item()
     if not (log.min_offset() <= offset and 0 < size <= safe - offset):
         return None
@@ -92,7 +92,7 @@ class BrokenBody(NamedTuple):
 
 
 def broken_bodies(chunk: LogChunk, max_bytes: int) -> list[BrokenBody]:
-    """Only the first `max_bytes` of each body are decompressed."""
+    """Return the broken bodies of a chunk. Only the first `max_bytes` of each body are decompressed."""
     flags = chunk.records.field("sys_flag")
     rows = np.flatnonzero(flags & SYS_COMPRESSED)
     if not len(rows):
@@ -141,7 +141,7 @@ class Report:
 
     @property
     def is_damaged(self) -> bool:
-        """Unreadable bodies alone are no damage, because their producers sent them so."""
+        """Whether the store is damaged. Unreadable bodies alone are no damage: their producers sent them so."""
         return any(finding.remedy != UNREADABLE for finding in self.findings)
 
     def __repr__(self) -> str:
@@ -153,7 +153,7 @@ class Report:
         return html_table(repr(self), Finding._fields, self.findings) if self.findings else html_text(repr(self))
 
     def add(self, where: str, what: str, remedy: str) -> None:
-        """Raises `Enough`."""
+        """Add a finding. Raises `Enough` at `MAX_FINDINGS`."""
         self.findings.append(Finding(where, what, remedy))
         if len(self.findings) >= MAX_FINDINGS:
             raise Enough

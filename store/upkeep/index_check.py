@@ -50,8 +50,9 @@ class IndexCheck:
     """Compares index and log. Call `compare` for each range of the log in order, then `finish`, then `findings`."""
 
     def __init__(self, index: Index, log: CommitLog, end: int, *, is_complete: bool) -> None:
-        """end: compare records up to this log offset. is_complete: every key must be in the index; a broker's index may
-        have gaps between files.
+        """Check records up to log offset `end`.
+
+        is_complete: every key must be in the index; a broker's index may have gaps between files.
         """
         self._index = index
         self._log = log
@@ -100,7 +101,10 @@ class IndexCheck:
                 yield where, what.format(count=f"{count:,}", first=first)
 
     def _check_times(self, piece: _Entries, timestamps: Ints) -> None:
-        """The first entry has no time, so the file's header is compared instead."""
+        """Compare the store times of entries with the log.
+
+        The first entry has no time, so the file's header is compared instead.
+        """
         begin, numbers = piece.header["begin_timestamp"], piece.numbers
         expected = seconds_since(begin, timestamps)
         wrong = np.where(numbers == _FIRST, timestamps != begin, piece.entries["seconds"] != expected)
@@ -206,7 +210,10 @@ def _isin(these: Ints, those: Ints) -> Mask:
 
 
 def _chain(newest: npt.NDArray[np.int32], slots: Ints, numbers: Ints) -> Ints:
-    """Return the previous entry of each entry in its slot's chain. newest: of each slot; it is updated."""
+    """Return the previous entry of each entry in its slot's chain.
+
+    newest: the newest entry of each slot; it is updated.
+    """
     order = np.argsort(slots, kind="stable")
     heads, starts = np.unique(slots[order], return_index=True)
     previous = np.empty(len(numbers), np.int64)
@@ -229,7 +236,7 @@ def _before(file: IndexFile, slots: Ints, limit: int) -> Ints:
 
 
 def _steady_header(file: IndexFile) -> Header:
-    """Two reads must agree, because a write may be in progress."""
+    """Read the header until two reads agree, because a write may be in progress."""
     header = file.header()
     while (again := file.header()) != header:
         header = again

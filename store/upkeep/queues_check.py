@@ -145,7 +145,7 @@ class QueuesCheck:
         return found
 
     def _light_queue_has_record(self, topic: str, queue_id: int, offsets: Ints, entries: Entries) -> bool:
-        """A client may name a light queue without being entitled to it."""
+        """Return whether a light queue has a record that names it. A client may name one that it must not use."""
         first, name = int(offsets[0]), (topic, queue_id)
         offset, size, _ = self._all_queues.of(*name).entries_or_zeros(first, first + 1)[0].item()
         if size:
@@ -153,7 +153,10 @@ class QueuesCheck:
         return first == self._next.get(name, first if self._log.min_offset() else 0)
 
     def _compare(self, chunk: LogChunk, name: QueueName, offsets: Ints, entries: Entries) -> None:
-        """Records from before a recreation of the topic are ignored."""
+        """Compare consecutive records of one queue with their entries.
+
+        Records from before a recreation of the topic are ignored.
+        """
         life_begin = self._life_begin(name)
         newest = int(np.searchsorted(entries["physical_offset"].astype(np.int64), life_begin))
         if newest and offsets[newest - 1] >= self._queues[name].first():  # recreated, or a file is lost

@@ -63,7 +63,10 @@ class _Times:
         self._from, self._last = begin, 0
 
     def follow(self, offsets: Ints, times: Ints) -> None:
-        """offsets: log offsets. times: store times, ms. Both of shape (n,), n > 0."""
+        """Add the store times of the next records.
+
+        offsets: log offsets. times: store times, ms. Both int64 of shape (n,), n > 0.
+        """
         back = np.flatnonzero(np.diff(times, prepend=self._last) < 0)
         self._from = int(offsets[back[-1]]) if len(back) else self._from
         self._last = int(times[-1])
@@ -149,7 +152,7 @@ class Recovery:
         return RecoveryDecision(begin, end, store_timestamp, queues.found, index_files, keys_added_from, *known)
 
     def _follow(self, queues: QueuesInLog, chunk: LogChunk, *, is_all: bool) -> bool:
-        """Return False if earlier entries of a queue may be missing.
+        """Add a chunk's entries to the queues. Return False if earlier entries of a queue may be missing.
 
         is_all: none can be missing, because the walk began at the first byte of the log.
         """
@@ -165,7 +168,7 @@ class Recovery:
         return True
 
     def _refuse_misplaced(self, found: Mapping[QueueName, QueueInLog], safe: int) -> None:
-        """Rebuilding the queues would lose a message whose record names a wrong queue."""
+        """Raise an error if a record before `safe` names a wrong queue: a rebuild would lose its message."""
         for name in self._existing_queues:
             said = found[name].begin, found[name].max_offset
             for index, record in misplaced(self._log, self._queues, name, *said, safe):

@@ -143,7 +143,7 @@ class Retention:
                     yield LogSegment(start, segments.modified(start))
 
     def preview(self, decision: CleanDecision, used: int, kept: int) -> Cleaned:
-        """Return the result of `clean` without deleting, and without queue and index files."""
+        """Return what `clean` would delete, without queue and index files. Deletes nothing."""
         paths, taken = self._of_log(decision, self._log.segments.taken)
         return Cleaned(decision.reason, self._log.min_offset(), used, taken, paths, kept=kept)
 

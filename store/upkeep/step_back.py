@@ -64,7 +64,7 @@ def step_back(root: Path, queues: ConsumeQueues, end: int) -> None:
 
 
 def _at_most(topics: Topics, batches: set[str], queues: ConsumeQueues, end: int, queue: Queue, offset: int) -> int:
-    """The end of a deleted queue is its end at the deletion.
+    """Return `offset`, or the queue's end if that is lower. The end of a deleted queue is its end at the deletion.
 
     batches: topics whose ends cannot be read. Their offsets are returned unchanged.
     """

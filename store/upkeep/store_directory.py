@@ -71,7 +71,7 @@ def tags_are_indexed(root: Path, config: StoreConfig) -> bool:
 
 
 def _newest_first(index: Index) -> Iterator[Entries]:
-    """A record whose keys are in two pieces appears only in the newer one."""
+    """Yield pieces of the index, newest first. A record with keys in two pieces appears only in the newer one."""
     cut = -1
     for name in reversed(index.names()):
         file = index.file(name)
@@ -84,7 +84,7 @@ def _newest_first(index: Index) -> Iterator[Entries]:
 
 
 def _has_its_tag(log: CommitLog, entries: Entries, offset: int) -> bool | None:
-    """Return None if the record has no tag or cannot be read."""
+    """Return whether a record's tag is in the index, None if the record has no tag or cannot be read."""
     try:
         message = message_at(log, offset, log.next_segment(offset))
     except (OffsetLost, OffsetNotYet, CorruptRecord):
@@ -138,7 +138,10 @@ class StoreDirectory:
             raise NotAStore(f"{self.root}: {what}. Create a store: pyspark-mq topic create, or MessageStore.open(path)")
 
     def create(self) -> None:
-        """Raises `NotAStore` if the path is a file or a directory with other files, and `UnsupportedStore`."""
+        """Create the directory unless it is a store already.
+
+        Raises `NotAStore` if the path is a file or a directory with other files, and `UnsupportedStore`.
+        """
         refuse_kinds(self.root, writing=True)
         if self.is_store():
             return
@@ -255,7 +258,7 @@ class StoreDirectory:
     def evidence(
         self, log: CommitLog, index: Index, queue_file_size: int, ends: QueueEnds | None, *, alone: bool
     ) -> Evidence:
-        """Call this under the store lock, before `mark_open`.
+        """Return the evidence for `plan_for`. Call this under the store lock, before `mark_open`.
 
         ends: the recorded ends of queues, updated with later appends.
         alone: no other writer is open. Another writer has already checked the queues.
@@ -295,5 +298,5 @@ class StoreDirectory:
 
 
 def _file_size(folder: Path) -> int | None:
-    """A broker creates a file first and sets its size later."""
+    """Return the size of the first file that is not empty. A broker creates a file first and sets its size later."""
     return next((status.st_size for _, status in list_files(folder) if status.st_size), None)

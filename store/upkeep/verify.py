@@ -170,7 +170,7 @@ class _Verifier:
         self._is_compared = lambda topic, at: topic not in table.batches and table.is_there(topic, at)
 
     def _recorded_ends(self, end: int) -> Ends:
-        """Return no ends if they were recorded for a longer log."""
+        """Return the recorded ends of existing queues, no ends if they were recorded for a longer log."""
         with suppress(CorruptStore):  # reported by _check_admin_files
             noted, topics = QueueEnds.sound(self._root), Topics(self._root).queue_counts()
             if noted is not None and noted.at <= end:
@@ -205,7 +205,7 @@ class _Verifier:
             at = resume
 
     def _check_times(self, chunk: LogChunk) -> None:
-        """No CRC covers store times."""
+        """Report impossible store times, which no CRC covers."""
         times = chunk.records.field("store_timestamp")
         wrong = chunk.offsets[(times <= 0) | (times > LAST_MS)]
         if len(wrong):
