@@ -45,13 +45,15 @@ class Appender:
     def append(
         self, pieces: Iterable[Piece], *, flush: bool = False, unless: Condition | None = None
     ) -> AppendResult | None:
-        """Append the records of all pieces atomically. If this raises an error, also of the iterator, nothing is
-        published.
+        """Append the records of all pieces atomically. If this raises an error, nothing is published.
 
         The first two pieces are encoded before the lock is acquired, so that short appends hold it only briefly.
 
-        unless: called under the lock before the first write. If it returns true, nothing is written, and the result is
-        None.
+        flush: sync the records before publishing them. unless: called under the lock before the first write. If it
+        returns true, nothing is written, and the result is None.
+
+        Raises `StoreFull`, `MessageRefused`, `FlushFailed`, `UnknownTopic` if a topic was deleted concurrently, and any
+        error of the iterator.
         """
         following = iter(pieces)
         begun = list(islice(following, 2))
@@ -73,17 +75,14 @@ class Appender:
             return AppendResult.concatenate(appended.results)
 
     def append_few(self, records: Sequence[EncodedRecord]) -> list[Where]:
-        """Append at least one record, together with those of other waiting threads."""
+        """Append at least one record, together with those of other waiting threads. Raises as `append`."""
         return self._group_commit.append(records)
 
     def repair(self) -> None:
-        """See `LogTail.repair`. The caller must hold the lock."""
+        """Undo an append whose process died, see `LogTail.repair`. The caller must hold the lock."""
         self._tail.repair()
 
     def _append_waiting(self, waiting: list[WaitingAppend]) -> None:
-        """The results are set even if an interrupt follows the publication, because a thread without a result appends
-        again.
-        """
         self._tail.repair()
         records = [record for each in waiting for record in each.records]
         flush = self._sync_flush
@@ -93,20 +92,21 @@ class Appender:
         finally:
             if self._tail.is_published(appended):
                 results = iter(appended.results[0])
+                # Set the results even if an interrupt follows the publication: a thread without a result appends again.
                 for each in waiting:
                     each.result = list(islice(results, len(each.records)))
 
 
 @dataclass(eq=False, slots=True)
 class WaitingAppend:
-    """result: set if and only if the append was published."""
+    """The records of one waiting thread. result: set if and only if the append was published."""
 
     records: Sequence[EncodedRecord]
     result: list[Where] | None = None
 
 
 class GroupCommit:
-    """The thread that acquires the lock appends for all waiting threads.
+    """Combines small appends of several threads: the thread that acquires the lock appends for all of them.
 
     Each thread's append is atomic and gets its own result or error.
     """
@@ -186,7 +186,10 @@ class LogTail:
         flush: bool,
         hidden: bool,
     ) -> _Appended[Result]:
-        """Write pieces without publishing them. hidden: write the size of the first record last."""
+        """Write pieces after the published end, without publishing them.
+
+        hidden: write the size of the first record last.
+        """
         begin = end = self._published_end.confirm_offset
         next_offsets = self._known_next_offsets(begin)
         last = self._published_end.store_timestamp
@@ -279,7 +282,7 @@ class LogTail:
         return ranges
 
     def _known_next_offsets(self, confirm: int) -> NextOffsets:
-        """This clears the cache, so that a failed append leaves no wrong offsets."""
+        # cleared, so that a failed append leaves no wrong offsets
         known, self._next_offsets = self._next_offsets, None
         deletions = self._published_end.deletions
         if known is not None and (known.confirm_offset, known.deletions) == (confirm, deletions):
@@ -290,7 +293,7 @@ class LogTail:
 
 
 def _store_time(last: int) -> int:
-    """last: store time (ms) of the append before.
+    """Return the store time (ms since 1970) of an append. last: that of the append before.
 
     If the clock was set back, this returns `last`, because a search by time needs ascending times.
     """

@@ -26,9 +26,10 @@ os.register_at_fork(after_in_child=_turns.clear)
 
 
 class Flusher:
-    """Flushes new appends, including those of other processes, which may have died.
+    """Flushes new appends in the background, including those of other processes, which may have died.
 
     Syncs log *and* queues up to the published end's flushed offset, where recovery begins after a crash of the machine.
+    A failed flush ends this for good, see `FlushFailed`.
     """
 
     def __init__(
@@ -58,12 +59,16 @@ class Flusher:
         self._starting = threading.RLock()  # for concurrent first appends
 
     def start(self, interval: float, after_flush: Callable[[], None]) -> None:
-        """interval: seconds between two flushes. after_flush: called now, and after each flush."""
+        """Start to flush after appends.
+
+        interval: seconds between two flushes. after_flush: called now, and after each flush.
+        """
         after_flush()
         self._interval, self._after_flush = interval, after_flush
         self.appending()
 
     def appending(self) -> None:
+        """Start the background thread, unless it runs."""
         if self._is_running:
             return
         with self._starting:
@@ -77,7 +82,7 @@ class Flusher:
         return self._thread is not None and self._thread.is_alive()
 
     def stop(self) -> None:
-        """Raises `FlushFailed`."""
+        """End the background thread, and flush once more. Raises `FlushFailed`."""
         self.end()
         self.flush()
 
@@ -157,7 +162,7 @@ def flushing(root: Path) -> Iterator[None]:
 
 
 def flush_log(root: Path) -> None:
-    """Does not flush the queues, which recovery rebuilds. Raises `FlushFailed`."""
+    """Flush the log up to the published end, but not the queues, which recovery rebuilds. Raises `FlushFailed`."""
     published = published_end_of(root)
     if published is None:  # a broker's directory
         return

@@ -47,7 +47,7 @@ class Holder(NamedTuple):
 
 
 def holders(path: Path, byte: int) -> list[Holder]:
-    """Finds only processes that this user may look into."""
+    """Return the processes that hold a lock on `byte` of a file, if this user may look into them."""
     try:
         inode = path.stat().st_ino
     except OSError:
@@ -68,9 +68,9 @@ def _descriptions(pid: int) -> Iterator[str]:
 
 
 def _has_lock(description: str, inode: int, byte: int) -> bool:
-    """The line of a lock is like `lock: 1: OFDLCK ADVISORY WRITE -1 fe:00:131 1 1`."""
     for line in description.splitlines():
         if line.startswith("lock:"):
+            # such as "lock: 1: OFDLCK ADVISORY WRITE -1 fe:00:131 1 1"
             *_, file, first, last = line.split()
             if file.endswith(f":{inode}") and int(first) <= byte and (last == "EOF" or byte <= int(last)):
                 return True
@@ -108,7 +108,9 @@ _NOBODY_SEEN = "a process that this user cannot see, or that has released it sin
 
 
 class StoreLock(Opened):
-    """place: detects that the lock file was replaced: then this lock does not exclude locks on the new file.
+    """A lock on one byte of the lock file, for one `MessageStore`.
+
+    place: detects that the lock file was replaced: then this lock does not exclude locks on the new file.
     threads: excludes threads that share this object; `held` acquires it first.
     """
 
@@ -129,7 +131,9 @@ class StoreLock(Opened):
 
     @contextmanager
     def held(self, timeout: float | None = None) -> Iterator[None]:
-        """timeout: seconds to wait for processes and other `StoreLock` objects. Threads that share this object wait
+        """Hold the lock, against all other threads and processes on this host.
+
+        timeout: seconds to wait for processes and other `StoreLock` objects. Threads that share this object wait
         without a limit.
 
         Raises `StoreLocked` if this thread already holds the lock, and `StoreBusy` after the timeout.
@@ -141,7 +145,10 @@ class StoreLock(Opened):
 
     @contextmanager
     def among_processes(self, since: float, timeout: float | None = None) -> Iterator[None]:
-        """The caller must hold `threads`. since: when the wait for them began."""
+        """Hold the lock against other processes. The caller must hold `threads`.
+
+        since: when it began to wait for them.
+        """
         self.must_not_reenter()
         self.must_be_open()  # may have been closed during the wait for another thread
         try:
@@ -182,7 +189,10 @@ class StoreLock(Opened):
         )
 
     def join(self) -> bool:
-        """Register as a writer. Return whether there is no other writer. The caller must hold the lock."""
+        """Register as a writer. Return whether there is no other writer. The caller must hold the lock.
+
+        Raises `StoreLocked` if a RocketMQ broker owns the directory.
+        """
         alone = self._is_alone()
         if not set_lock(self._file.fd, fcntl.F_RDLCK, _OWNER_BYTE):
             raise StoreLocked(
@@ -192,14 +202,14 @@ class StoreLock(Opened):
         return alone
 
     def is_last(self) -> bool:
-        """The caller must hold the lock, so that no other writer can join."""
+        """Return whether no other writer is left. The caller must hold the lock, so that none can join."""
         alone = self._is_alone()
         return set_lock(self._file.fd, fcntl.F_RDLCK, _OWNER_BYTE) and alone
 
     def _is_alone(self) -> bool:
-        """On systems other than Linux, this acquires byte 0 exclusively."""
         if _IS_LINUX:  # do not acquire it, or a consumer takes this writer for a broker
             return not is_held(self._file.fd, _OWNER_BYTE, shared=True)
+        # Other systems cannot tell whether a lock is held, so acquire it.
         return set_lock(self._file.fd, fcntl.F_WRLCK, _OWNER_BYTE)
 
     def refuse_broker(self) -> None:
@@ -210,12 +220,12 @@ class StoreLock(Opened):
             )
 
     def leave(self) -> None:
-        """The caller must hold the lock, so that its next holder does not find this writer."""
+        """Unregister as a writer. The caller must hold the lock, so that its next holder does not find this one."""
         self._is_over = True
         set_lock(self._file.fd, fcntl.F_UNLCK, 0, _ALL_BYTES)
 
     def close(self) -> None:
-        """Waits for the call of another thread. Threads that wait for the lock get `StoreClosed`."""
+        """Close the lock, after the call of another thread. Threads that wait for the lock get `StoreClosed`."""
         if self.is_forked:  # the child lacks the thread that has the lock
             return
         with self.threads:
@@ -224,7 +234,7 @@ class StoreLock(Opened):
 
 
 class ByteLock(Opened):
-    """A lock from `take` to `close` or the end of the process."""
+    """A lock on one byte of a file, from `take` to `close` or the end of the process."""
 
     def __init__(self, path: Path, byte: int = 0) -> None:
         super().__init__(f"a lock on {path}", "the code that acquired it")
@@ -233,7 +243,7 @@ class ByteLock(Opened):
         self._file = Descriptor(path, open_file)
 
     def take(self) -> bool:
-        """Raises `StoreClosed`, `StoreForked`."""
+        """Try to acquire the lock, without waiting. Raises `StoreClosed`, `StoreForked`."""
         self.must_be_open()  # before `_threads`, which a thread that a forked child lacks may have
         with self._threads:
             self.must_be_open()
@@ -247,7 +257,7 @@ class ByteLock(Opened):
 
 
 def is_held(fd: int, byte: int, *, shared: bool = False) -> bool:
-    """Return whether another descriptor holds an exclusive lock, or with `shared` any lock."""
+    """Return whether another descriptor holds an exclusive lock on a byte, or with `shared` any lock."""
     if not _IS_LINUX:
         raise StoreUnavailable(
             f"Consumer groups of a directory work on Linux only: {sys.platform} cannot tell who locks byte {byte} of "
@@ -262,7 +272,7 @@ def is_held(fd: int, byte: int, *, shared: bool = False) -> bool:
 
 
 def set_lock(fd: int, kind: int, byte: int, count: int = 1) -> bool:
-    """Return False if another process or descriptor holds a lock that excludes this one."""
+    """Set a record lock. Return False if another process or descriptor holds a lock that excludes it."""
     try:
         if _HAS_OFD:
             fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LINUX_FLOCK.pack(kind, os.SEEK_SET, byte, count, 0))
@@ -292,7 +302,10 @@ def among_groups(root: Path, timeout: float) -> Iterator[None]:
 
 @contextmanager
 def alone(root: Path, what: str) -> Iterator[None]:
-    """Hold the append lock as the only writer of a directory. what: the purpose, for errors."""
+    """Hold the append lock as the only writer of a directory. what: the purpose, for errors.
+
+    Raises `StoreLocked` if there are other writers.
+    """
     with closing(StoreLock(root)) as lock, lock.held():
         if not lock.join():
             others = [found for found in holders(root / LOCK_FILE, _OWNER_BYTE) if found.pid != os.getpid()]

@@ -90,17 +90,17 @@ class LogEnd:
 
     @property
     def rest_seconds(self) -> float:
-        """A broker's start and appends send no notification."""
+        """Seconds between two checks of a `Watch`: a broker's start and appends send no notification."""
         return POLL_SECONDS if self.by_log else LOOK_SECONDS
 
     @property
     def is_at_rest(self) -> bool:
-        """False if readers walk the log."""
+        """Whether no append is running or unfinished. False if readers walk the log."""
         published = self._counting
         return published is not None and published.announced_end <= published.confirm_offset
 
     def is_message(self, topic: str, queue_id: int, queue_offset: int, physical_offset: int, size: int) -> bool:
-        """The entry must be below the confirm offset."""
+        """Return whether a queue entry below the confirm offset belongs to a message."""
         walk = self._walk
         if walk is None or physical_offset + size <= walk.flushed:
             return True
@@ -139,7 +139,7 @@ class LogEnd:
         return self._end
 
     def _must_be_same_owner(self) -> None:
-        """This cannot detect that a broker recovers a log of this project after a crash of the machine."""
+        # This cannot detect that a broker recovers a log of this project after a crash of the machine.
         published = self._published_end
         if published is None:
             if self.path.exists():
@@ -267,7 +267,10 @@ def broker_owned_since(log: CommitLog, published: PublishedEnd, *, abort: bool) 
 
 
 def failed_append_start(root: Path, log: CommitLog, published: PublishedEnd) -> int | None:
-    """Return where the last append began if it raised `FlushFailed`. Call this as `broker_owned_since`."""
+    """Return the log offset of the last append if it raised `FlushFailed`, otherwise None.
+
+    Call this as `broker_owned_since`.
+    """
     if published.has_failed and not broker_owned_since(log, published, abort=(root / ABORT_FILE).exists()):
         return published.confirm_offset
     return None
@@ -280,7 +283,7 @@ def has_bytes_after(log: CommitLog, end: int) -> bool:
 
 
 def last_segment(log: CommitLog, stored_by: int | None = None) -> int:
-    """Return the last segment that begins with a record, or else the first segment.
+    """Return the start of the last segment that begins with a record, or else the start of the first segment.
 
     stored_by: latest store time (ms) of that record.
     """

@@ -84,13 +84,16 @@ class NextOffsets(dict[QueueName, int]):
         return found
 
     def take(self, name: QueueName, count: int) -> int:
+        """Assign `count` offsets of a queue. Return the first."""
         first = self[name]
         self[name] = first + count
         return first
 
 
 class Placed(NamedTuple, Generic[Result]):
-    """head: log offset and size (bytes) of the first record.
+    """A piece of an append that has its offsets.
+
+    head: log offset and size (bytes) of the first record. end: log offset after the last.
     entries: by queue, the queue offset of the first entry and the entries' bytes.
     keys: arguments of `Index.append`.
     """
@@ -130,7 +133,7 @@ def place_many(
 def place_few(
     log: CommitLog, records: Sequence[EncodedRecord], begin: int, next_offsets: NextOffsets, store_timestamp: int
 ) -> tuple[Placed[list[Where]], Stretches]:
-    """As `place_many`."""
+    """Place a few records, as `place_many`."""
     if not log.has_room(begin, sum([record.size for record in records])):
         placed, stretches = place_many(log, as_columns(records), begin, next_offsets, store_timestamp)
         return placed._replace(result=placed.result.each()), stretches  # type: ignore[arg-type, return-value]

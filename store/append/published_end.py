@@ -39,7 +39,9 @@ _CONFIRM_OFFSET = field_offset(PUBLISHED_END, "confirm_offset")
 
 
 class PublishedEnd:
-    """Properties read the mapping at every access. They raise `CorruptStore` for a wrong checksum. Only a caller that
+    """The numbers of the file `watermark`.
+
+    Properties read the mapping at every access. They raise `CorruptStore` for a wrong checksum. Only a caller that
     holds the append lock may call `announce`, `publish`, `mark_flushed` and the methods that begin with `note`, `begin`
     or `end`.
 
@@ -63,7 +65,11 @@ class PublishedEnd:
         times_from: int | None = None,
         keys_from: int | None = None,
     ) -> None:
-        """For this boot, with nothing unfinished. An existing file is overwritten, because readers have mapped it."""
+        """Write a published end with nothing unfinished, for this boot. times_from, keys_from: default:
+        `confirm_offset`.
+
+        An existing file is overwritten, because readers have mapped it.
+        """
         fields = np.zeros(1, PUBLISHED_END)
         fields["magic"], fields["version"] = PUBLISHED_END_MAGIC, PUBLISHED_END_VERSION
         fields["boot_id"] = current_boot_id()
@@ -125,6 +131,7 @@ class PublishedEnd:
         return bool(self._file.raw("failed_from"))
 
     def check_device(self) -> None:
+        """Raise `FlushFailed` if `has_failed`."""
         if self.has_failed:
             raise FlushFailed(self._file.text("failure").decode("utf-8", "replace"))
 
@@ -146,12 +153,12 @@ class PublishedEnd:
 
     @property
     def times_from(self) -> int | None:
-        """Log offset (bytes) from which on store times ascend."""
+        """Log offset (bytes) from which on store times ascend; None if unknown."""
         return self._file.number("times_from") if self._file.raw("times_from") else None
 
     @property
     def keys_from(self) -> int | None:
-        """Log offset (bytes) from which on every key is in the index."""
+        """Log offset (bytes) from which on every key is in the index; None if unknown."""
         return self._file.number("keys_from") if self._file.raw("keys_from") else None
 
     @property
@@ -170,23 +177,23 @@ class PublishedEnd:
         return not written or not now or written == now
 
     def announce(self, end: int, store_timestamp: int) -> None:
-        """Call this before the first write of an append."""
+        """Record the end and store time (ms) of an append. Call this before its first write."""
         self._file.set("store_timestamp", checked(store_timestamp))
         self._file.set("announced_end", checked(end))
 
     def initialize_new_fields(self) -> None:
-        """An older version did not write these fields."""
+        """Set the fields that an older version did not write."""
         if self.times_from is None:
             self.note_times_from(self.confirm_offset)
         if self.keys_from is None:
             self.note_keys_from(self.confirm_offset)
 
     def note_times_from(self, offset: int) -> None:
-        """Call this before store times step back at `offset`."""
+        """Record that store times may step back at `offset`. Call this before they do."""
         self._file.set("times_from", checked(offset))
 
     def note_keys_from(self, offset: int) -> None:
-        """Call this before the index lacks keys before `offset`."""
+        """Record that the index may lack keys before `offset`. Call this before it does."""
         self._file.set("keys_from", checked(offset))
 
     @property
@@ -206,24 +213,27 @@ class PublishedEnd:
         return bool(self._file.raw("has_lost"))
 
     def note_loss(self) -> None:
-        """The next writer rebuilds the queue. It ignores `queueends`, which may have entries after the missing ones."""
+        """Record that a queue lost a file.
+
+        The next writer rebuilds the queue. It ignores `queueends`, which may have entries after the missing ones.
+        """
         self._file.set("has_lost", 1)
 
     def publish(self, confirm_offset: int) -> None:
         self._file.publish(confirm_offset)
 
     def mark_flushed(self, offset: int) -> None:
-        """Raises `FlushFailed`."""
+        """Record that the log is synced up to `offset`. Raises `FlushFailed`."""
         self.check_device()
         if offset > self.flushed_offset:
             self._file.set("flushed_offset", checked(offset))
 
     def flush(self) -> None:
-        """Raises `FlushFailed`."""
+        """Sync the file. Raises `FlushFailed`."""
         self._file.flush()
 
     def close(self) -> None:
-        """The numbers can still be read."""
+        """Close the file. The numbers can still be read."""
         self._file.close()
 
 
@@ -259,7 +269,7 @@ class _NumberFile:
         return status is None or status.st_ino != self._inode
 
     def number(self, name: str) -> int:
-        """Raises `CorruptStore` if the checksum is wrong."""
+        """Return a field. Raises `CorruptStore` if its checksum is wrong."""
         for _ in range(_LOOKS):
             found: int = self._fields[name].item()
             if checked(found & _NUMBER_MASK) == found:
@@ -270,7 +280,7 @@ class _NumberFile:
         )
 
     def raw(self, name: str) -> int:
-        """Unchecked; 0 if the field was never written."""
+        """Return a field without checking it, 0 if it was never written."""
         value: int = self._fields[name].item()
         return value
 
@@ -321,13 +331,13 @@ def published_end_of(root: Path, *, writable: bool = False) -> PublishedEnd | No
 
 @lru_cache(maxsize=64)  # an append repeats the same few numbers
 def checked(number: int) -> int:
-    """Add a checksum in the highest byte. It detects a flipped bit and a page of zeros."""
+    """Return a number with its checksum in the highest byte. It detects a flipped bit and a page of zeros."""
     return (zlib.crc32(number.to_bytes(_NUMBER_BYTES, "big")) & 0xFF) << PUBLISHED_END_NUMBER_BITS | number
 
 
 @cache
 def current_boot_id() -> bytes:
-    """Return b"" if the boot is unknown."""
+    """Return the kernel's id of this boot, b"" if unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
     except OSError:

@@ -80,7 +80,10 @@ class RecordMaker:
         return self._delayed(as_columns(records), waits)
 
     def choose(self, messages: Sequence[Message]) -> list[int]:
-        """Raises `UnknownTopic`, `UnknownQueue`, `InvalidTopic`, `MessageRefused`."""
+        """Return the queue id for each message.
+
+        Raises `UnknownTopic`, `UnknownQueue`, `InvalidTopic`, `MessageRefused`.
+        """
         return self._queues.of_messages(messages)
 
     def of_own(self, messages: Sequence[Message]) -> EncodedRecords | list[EncodedRecord]:
@@ -213,7 +216,7 @@ class _Turns(dict[str, Iterator[int]]):
 
 
 def sendable(messages: Iterable[Message]) -> list[Message]:
-    """Remove reserved properties. Raises `MessageRefused` for objects that are no messages."""
+    """Return the messages without reserved properties. Raises `MessageRefused` for objects that are no messages."""
     if not isinstance(messages, Iterable):
         raise illegal(f"put_many takes an iterable of Message, not {type(messages).__name__}")
     return list(map(_sendable, messages))

@@ -37,7 +37,7 @@ _EVENTS_AT_ONCE = 4096  # bytes; remaining events end the next wait
 
 
 class Published(Protocol):
-    """rest_seconds: how long a `Watch` may wait before its caller has to check for changes."""
+    """What a `Watch` waits for. rest_seconds: how long it may wait before its caller has to check for changes."""
 
     path: Path
 
@@ -61,7 +61,7 @@ class Watch(Opened):
 
     @staticmethod
     def of(end: Published) -> Watch:
-        """The watch polls if `end` has no file yet."""
+        """Return a watch of one end. It polls if `end` has no file yet."""
         watch = Watch(notified=end.path.exists())
         watch.add(end)
         return watch
@@ -74,14 +74,20 @@ class Watch(Opened):
         return POLL_SECONDS if ears.has_to_poll else min((end.rest_seconds for end in self._ends), default=math.inf)
 
     def add(self, end: Published) -> None:
-        """Read the file's confirm offset *after* this call; otherwise a publication may be missed."""
+        """Watch one more file.
+
+        Read its confirm offset *after* this call; otherwise a publication may be missed.
+        """
         ears = self._open_descriptors()
         self._what = f"a watch of {end.path.parent}"
         self._ends.append(end)
         ears.watch_path(end.path)
 
     def wait(self, timeout: float) -> None:
-        """May return before a publication, so check the confirm offset. timeout: seconds."""
+        """Return at the next publication or interruption, or after `timeout` seconds.
+
+        May return earlier, so check the confirm offset.
+        """
         ears = self._open_descriptors()
         ears.wait(min(timeout, self._rest_seconds(ears), _LONGEST_WAIT_SECONDS))
 
@@ -90,7 +96,7 @@ class Watch(Opened):
         self._open_descriptors().interrupt()
 
     def close(self) -> None:
-        """Also ends a current wait."""
+        """Close the watch, and end a current wait."""
         if not self._is_over:
             self._is_over = True
             ears, self._ears = self._ears, None
@@ -113,7 +119,10 @@ class Watch(Opened):
 
 
 class _WatchDescriptors:
-    """The descriptors are closed after their last use, because a thread may wait during `Watch.close`."""
+    """The descriptors of a watch.
+
+    They are closed after their last use, because a thread may wait during `Watch.close`.
+    """
 
     def __init__(self, *, notified: bool) -> None:
         self.notify: inotify_simple.INotify | None = None
@@ -183,7 +192,7 @@ class Watches:
         self._lock = threading.RLock()  # re-entrant: a signal handler may call `close`
 
     def new(self) -> Watch:
-        """The caller must close the watch."""
+        """Return a watch that does not belong to the pool. The caller must close it."""
         watch = Watch.of(self._end)
         with self._lock:
             self._all.add(watch)

@@ -121,7 +121,7 @@ class DirectoryGroup:
             )
 
     def reset(self, positions: Positions, *, by_its_server: bool = False) -> None:
-        """Raises `GroupConflict` while clients of a server are members. See `Group.reset`.
+        """Reset the group, see `Group.reset`. Raises `GroupConflict` while clients of a server are members.
 
         by_its_server: the caller is that server, and notifies its clients itself.
         """

@@ -197,7 +197,7 @@ class DirectoryLog:
 
 
 class DirectoryWriter(DirectoryLog):
-    """A store's directory as a `LogWriter`."""
+    """A store's directory as a `LogWriter`, which closes its store."""
 
     def create_topic(self, topic: str, queues: int) -> int:
         return self._store.create_topic(topic, queues)
@@ -291,7 +291,7 @@ class TieredDirectoryAddress(DirectoryAddress):
         return self.path
 
     def open(self) -> TieredDirectoryLog:
-        """The archive is opened when it is first read."""
+        """Open the store as `DirectoryAddress.open`. The archive is opened when it is first read."""
         store = MessageStore.open(self.path, create=False, read_only=True)
         try:
             archive = StoreArchive.remembered(store.path, store.config, storage_options(self.options))
@@ -302,7 +302,7 @@ class TieredDirectoryAddress(DirectoryAddress):
 
 
 class TieredDirectoryLog(DirectoryLog):
-    """A store together with its archive as a `Log`."""
+    """A store together with its archive as a `Log`, which closes the store."""
 
     is_ordered = False  # each archived queue has its own log
 

@@ -37,6 +37,8 @@ class _GroupView(NamedTuple):
 
 
 class DirectoryMember:
+    """A `Member` of a directory's group, until `leave`."""
+
     def __init__(self, files: GroupFiles, member_files: MemberFiles) -> None:
         """The caller must hold the groups' lock."""
         self.path = files.root

@@ -99,9 +99,8 @@ def _chosen(archive: ArchiveAddress, log: ArchiveLog, topics: Sequence[str]) -> 
 
 
 def _must_have_light_queues(store: MessageStore, log: ArchiveLog, archive: ArchiveAddress) -> None:
-    """Opening the store rebuilds light queues from a log that has one queue after the other. So the order changes in a
-    light queue with messages of several queues.
-    """
+    # Opening the store rebuilds light queues from a log that has one queue after the other. So the order changes in a
+    # light queue with messages of several queues.
     there = log.topics()
     was = log.bounds([queue for topic, queues in there.items() if topic.startswith(LIGHT_PREFIX) for queue in queues])
     known = store.topics()

@@ -57,7 +57,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _is_gone(path: Path) -> bool:
-    """`write_file` leaves a file missing for a moment, between its two renames."""
+    """Return whether a file is missing for longer than `write_file` needs between its two renames."""
     try:
         return time.time() - _backup(path).stat().st_ctime > _MOMENT_SECONDS and not path.exists()
     except FileNotFoundError:  # deleted concurrently
@@ -70,6 +70,7 @@ def _warn(path: Path, failure: Exception | None, then: str, what: str = "empty, 
 
 
 def table(path: Path, content: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:
+    """Return a table of a config file, added to `content` if it is missing."""
     if content.get(name) is None:
         content[name] = {}
     found = content[name]

@@ -20,7 +20,10 @@ _FOLDER_RIGHTS = stat.S_ISGID | 0o775
 
 
 def read_file(path: Path, max_bytes: int) -> bytes:
-    """Raises `FileMissing`, and `CorruptStore` for a larger file, or for a pipe or device, which could block."""
+    """Read a small file.
+
+    Raises `FileMissing`, and `CorruptStore` for more than `max_bytes`, or for a pipe or device, which could block.
+    """
     with system_errors(path), open(path, "rb", opener=_open_at_once) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
@@ -55,7 +58,7 @@ def write_file(path: Path, data: bytes | memoryview, *, backup: Path | None = No
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """As `write_file`, but without a sync."""
+    """Create or replace a file as `write_file`, but without a sync."""
     temporary = path.with_name(f"{path.name}.tmp")
     with system_errors(path):
         with open(_open(temporary, os.O_RDWR | os.O_TRUNC), "wb") as file:
@@ -74,7 +77,7 @@ def create_file(path: Path, data: bytes) -> bool:
 
 
 def open_file(path: Path, flags: int = 0) -> int:
-    """A missing file is created with the rights of `_adopt_permissions`."""
+    """Open a file for reading and writing. A missing file is created empty, with the rights of `_adopt_permissions`."""
     with system_errors(path):
         return _open(path, flags | os.O_RDWR)
 
@@ -117,7 +120,7 @@ def make_folder(path: Path) -> None:
 
 
 def make_root(path: Path) -> None:
-    """Durable, with default owner and mode."""
+    """Create a store's root and its missing parents, durably, with default owner and mode."""
     with system_errors(path):
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         path.mkdir(parents=True, exist_ok=True)
@@ -150,14 +153,14 @@ def make_directory(path: Path) -> None:
 
 
 def write_at(fd: int, data: bytes | memoryview, position: int) -> None:
-    """Write all bytes: one `pwrite` may write only a part of them."""
+    """Write all bytes at a position. One `pwrite` may write only a part of them."""
     done = os.pwrite(fd, data, position)
     while done < len(data):
         done += os.pwrite(fd, memoryview(data)[done:], position + done)
 
 
 def sync_directory(directory: Path, *, if_readable: bool = False) -> None:
-    """if_readable: skip a directory that this user may not read, such as a parent of the store."""
+    """Sync a directory. if_readable: do nothing if this user may not read it, such as a parent of the store."""
     if if_readable and not os.access(directory, os.R_OK):
         return
     with system_errors(directory):

@@ -14,7 +14,7 @@ _MAX_BYTES = 1 << 20
 
 
 def read_checkpoint(root: Path) -> int | None:
-    """Return a store time (ms), None if unknown."""
+    """Return the store time (ms) up to which log and queues are synced, None if unknown."""
     return min(_read(root, "log_timestamp"), _read(root, "queues_timestamp")) or None
 
 
@@ -32,14 +32,14 @@ def _read(root: Path, name: str) -> int:
 
 
 def create_checkpoint(root: Path) -> None:
-    """Create the file, so that later writes to it need no disk space."""
+    """Create the checkpoint unless it exists. Later writes to it need no disk space."""
     path = root / CHECKPOINT_FILE
     if status_of(path) is None:
         write_file(path, bytes(CHECKPOINT_FILE_BYTES))
 
 
 def write_checkpoint(root: Path, store_timestamp: int) -> None:
-    """store_timestamp: ms."""
+    """Record that log and queues are synced up to a store time (ms)."""
     fields = np.zeros(1, CHECKPOINT)
     fields["log_timestamp"] = fields["queues_timestamp"] = store_timestamp
     path = root / CHECKPOINT_FILE

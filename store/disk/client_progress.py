@@ -33,11 +33,12 @@ MAX_BYTES = 64 << 20  # 65,536 queues of 100 bytes take a tenth
 
 
 def done_path(member: Path) -> Path:
+    """Return a member's file of offsets."""
     return member.parent / DONE_DIR / member.name.removesuffix(MEMBER_SUFFIX)
 
 
 def sealed(entry: bytes) -> bytes:
-    """Prefix a checksum. It detects the mix of two entries that a killed writer may leave."""
+    """Return an entry after its checksum, which detects the mix of two entries that a killed writer may leave."""
     return b"%08x" % zlib.crc32(entry) + entry
 
 
@@ -49,7 +50,7 @@ def unsealed(text: bytes) -> bytes:
 
 
 def entry_of(member: Path) -> bytes:
-    """Return b"" if the entry is missing or damaged."""
+    """Return the entry in a `.member` file, b"" if it is missing or damaged."""
     with suppress(FileNotFoundError, CorruptStore, ValueError):
         return unsealed(read_file(member, MAX_BYTES))
     return b""
@@ -67,7 +68,7 @@ def noted(member: Path) -> list[int]:
 
 
 def note_at(path: Path, fd: int, slot: int, offset: int) -> None:
-    """fd: the descriptor of `path`."""
+    """Write a member's offset in a slot. fd: the descriptor of `path`."""
     with system_errors(path):
         write_at(fd, offset.to_bytes(DONE_OFFSET.itemsize, "big"), slot * DONE_OFFSET.itemsize)
 
@@ -92,9 +93,9 @@ class _Entry(msgspec.Struct):
 
 
 def _slots(member: Path) -> list[Queue]:
-    """Return none for a damaged entry, because then no other member takes over its offsets."""
     with suppress(ValueError):
         return list(starmap(Queue, decode(entry_of(member), _Entry).slots))
+    # The entry is damaged: no other member takes over its offsets.
     return []
 
 
@@ -110,7 +111,9 @@ class _ProducerProgressFile(msgspec.Struct):
 
 
 class ProducerProgress(NamedTuple):
-    """sequences: the last sequence of each topic, before queue offset `since` of PRODUCERS_TOPIC.
+    """The progress of a named producer.
+
+    sequences: the last sequence of each topic, before queue offset `since` of PRODUCERS_TOPIC.
     was_open: whether the producer was not closed, so that it may have sent more.
     """
 
@@ -139,7 +142,7 @@ class ProducerProgress(NamedTuple):
 
 
 def check_producer_progress(root: Path) -> None:
-    """Raise `CorruptStore` if a producer's file is damaged."""
+    """Read all producers' files. Raises `CorruptStore` if one is damaged."""
     for folder in _folders(root):
         ProducerProgress.read(folder)
 

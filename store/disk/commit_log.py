@@ -45,7 +45,9 @@ class Placement:
 
 
 class _LogSegments(Segments):
-    """An open segment stays readable after its deletion, unless recovery replaced it: writers append to the
+    """The segments of a commit log.
+
+    An open segment stays readable after its deletion, unless recovery replaced it: then writers append to the
     replacement.
     """
 
@@ -81,14 +83,21 @@ class CommitLog:
         return self.segments.size - END_FILE_MIN_BLANK_BYTES
 
     def can_be_record(self, at: int, size: int) -> bool:
-        """Call this before reading a record, because a damaged size may be a gigabyte. Raises `OffsetLost`."""
+        """Return whether a record can begin at log offset `at`. Raises `OffsetLost`.
+
+        Call this before reading the record, because a damaged size may be a gigabyte.
+        """
         if at < 0 or MIN_RECORD_BYTES <= size <= _SHORT_BYTES:
             return at >= 0
         is_within = MIN_RECORD_BYTES <= size <= self.next_segment(at) - at
         return is_within and lengths_add_up(size, lambda begin, length: self.segments.read(at + begin, length))
 
     def place(self, begin: int, sizes: npt.NDArray[np.int64]) -> Placement:
-        """As in RocketMQ, a record goes to the next segment if it and a blank do not fit."""
+        """Compute the positions of records from log offset `begin` on.
+
+        As in RocketMQ, a record goes to the next segment if it and a blank do not fit. Raises `MessageRefused` for a
+        record larger than a segment.
+        """
         size = self.segments.size
         ends = np.cumsum(sizes)
         if len(sizes) and self.has_room(begin, total := int(ends[-1])):  # usually

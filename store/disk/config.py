@@ -100,6 +100,7 @@ class StoreConfig:
         return self.flushDiskType == "SYNC_FLUSH"
 
     def with_file_sizes(self, commit_log: int | None, consume_queue: int | None) -> StoreConfig:
+        """Return a copy with other file sizes. None keeps a size."""
         return replace(
             self,
             mappedFileSizeCommitLog=commit_log or self.mappedFileSizeCommitLog,
@@ -148,7 +149,7 @@ def existing_settings(path: Path) -> dict[str, Any]:
 
 
 def settings_text(path: Path) -> bytes:
-    """Return b"" if the file is missing, or if a crash left it empty or full of zeros."""
+    """Return the content of a file, b"" if it is missing, or if a crash left it empty or full of zeros."""
     try:
         text = read_file(path, MAX_BYTES)
     except StoreUnavailable as error:
@@ -201,7 +202,7 @@ def _refuse_misspelt(where: str, key: str) -> None:
 
 
 def with_settings(text: bytes, values: Mapping[str, object]) -> bytes:
-    """Change or add settings. All other lines keep their bytes."""
+    """Return the text of a file with changed or added settings. All other lines keep their bytes."""
     import javaproperties
 
     kept = [element for element in javaproperties.parse(text) if getattr(element, "key", None) not in values]

@@ -77,7 +77,7 @@ class QueueEnd:
         return start, end
 
     def _must_be_end(self, end: int, confirm_offset: int, *, is_first: bool) -> None:
-        """An entry after `end` shows that the entry at `end` is damaged, unless that counts by now: a broker has
+        """Raise `CorruptSegment` if an entry after `end` counts, unless the entry at `end` counts, too: a broker has
         written both.
 
         is_first: the queue is unknown or its files changed, so check all later entries.
@@ -91,8 +91,8 @@ class QueueEnd:
             raise CorruptSegment(f"{self._files}: entry {end} is damaged, but entries follow it. {MAKE_ANEW}")
 
     def _any_counts(self, start: int, rows: list[tuple[int, int, int]], confirm_offset: int) -> bool:
-        """start: queue offset of the first row. It is above 0, so an entry with log offset 0 is empty."""
         for index, (at, size, _) in enumerate(rows, start):
+            # `start` is above 0, so an entry with log offset 0 is empty
             if at and self._is_published(index, at, size, confirm_offset):
                 return True
         return False
@@ -141,9 +141,11 @@ class ConsumeQueue(QueueFiles):
         return ConsumeQueue(topic, queue_id, queue_segments(root, topic, queue_id, file_size, writable=writable))
 
     def max_offset(self, confirm_offset: int) -> int:
+        """Return the queue offset after the last entry that counts."""
         return self._end.find(confirm_offset)
 
     def known_end(self, least: int, confirm_offset: int) -> int:
+        """Return `max_offset`. Raises `CorruptSegment` if it is below `least`."""
         found = self.max_offset(confirm_offset)
         if found < least:
             raise CorruptSegment(f"{self}: ends at {found}, but had {least} entries before. {MAKE_ANEW}")

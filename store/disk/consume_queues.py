@@ -37,7 +37,7 @@ class ConsumeQueues:
         is_brokers: Callable[[], bool] = lambda: False,
     ) -> None:
         """recorded_ends: returns the ends that queues must reach; called at the first opening and after each `forget`.
-        is_brokers: a broker restarts the queues of recreated topics at 0.
+        is_brokers: whether a broker owns the directory: it restarts the queues of recreated topics at 0.
         """
         self.topics = topics = Topics(root)
         self._expected: dict[QueueName, int] = {}
@@ -70,7 +70,7 @@ class ConsumeQueues:
         return self._opened(topic, queue_id)
 
     def follow(self, deletions: Callable[[], int]) -> None:
-        """deletions: see `PublishedEnd.deletions`."""
+        """Forget all queues when a topic is deleted. deletions: see `PublishedEnd.deletions`."""
         self._deletions = deletions
 
     def existing(self) -> list[QueueName]:
@@ -95,13 +95,13 @@ class ConsumeQueues:
         self._files.forget_all()
 
     def expect(self, ends: Ends) -> None:
-        """A queue that is shorter is damaged, unless its topic is deleted later."""
+        """Set the known ends of queues. A queue that is shorter is damaged, unless its topic is deleted later."""
         self._deleted = self.topics.deletions()
         self._expected.update(ends)
 
     @property
     def expected(self) -> Ends:
-        """Queues may have grown since `expect`."""
+        """The ends passed to `expect`. Queues may have grown since."""
         return self._expected
 
     def at_most(self, topic: str, queue_id: int, confirm_offset: int, offset: int) -> int:

@@ -59,7 +59,7 @@ def check_may_commit(group: str) -> None:
 
 
 def delay_offsets(root: Path) -> dict[int, int]:
-    """Return the next queue offset by delay level, from 1. The level's queue id is level - 1."""
+    """Return the next queue offset to deliver by delay level (from 1; the level's queue id is level - 1)."""
     path = root / DELAY_OFFSETS_FILE
     return offset_table(path, _OFFSETS, read_json(path).get(_OFFSETS))
 
@@ -158,7 +158,10 @@ class ConsumerOffsets:
         return found
 
     def commit_positions(self, group: str, positions: Positions) -> None:
-        """As in RocketMQ, a commit may go backwards. Raises `InvalidGroup`, `OffsetOutOfRange`."""
+        """Commit a group's offsets. As in RocketMQ, a commit may go backwards.
+
+        Raises `InvalidGroup`, `OffsetOutOfRange`.
+        """
         check_may_commit(group)
         for queue, offset in positions.items():
             if integer(f"offset of queue {queue.queue_id}", offset) < 0:
@@ -168,7 +171,7 @@ class ConsumerOffsets:
         self.set_positions(group, positions)
 
     def set_positions(self, group: str, positions: Positions) -> None:
-        """Does not check the group's name, because a broker accepts any name."""
+        """Set offsets without checking the group's name, because a broker accepts any name."""
         self.set_of_groups({(group, queue): offset for queue, offset in positions.items()})
 
     def set_of_groups(self, positions: Mapping[tuple[str, Queue], int]) -> None:
@@ -183,7 +186,7 @@ class ConsumerOffsets:
         write_json(self._offsets, content)
 
     def names(self) -> list[str]:
-        """Groups that have settings or offsets."""
+        """Return the groups that have settings or offsets, sorted."""
         committed = (key.partition(GROUP_SEPARATOR)[2] for key in read_table(self._offsets, _OFFSETS))
         return sorted({*self.settings.all(), *filter(None, committed)})
 
@@ -203,7 +206,7 @@ class ConsumerOffsets:
         return self._known(key, table(self._offsets, content, _OFFSETS).get(key))
 
     def _known(self, key: str, found: object) -> dict[int, int]:
-        """A broker stores queue -1 and offset -1, but treats them as missing."""
+        """Parse offsets without queue -1 and offset -1, which a broker stores but treats as missing."""
         if isinstance(found, dict):
             found = {queue: offset for queue, offset in found.items() if queue != "-1" and offset != -1}
         return offset_table(self._offsets, key, found)

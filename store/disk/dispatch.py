@@ -45,7 +45,9 @@ SIZE_BYTES = RECORD_HEADER["total_size"].itemsize
 
 @dataclass(frozen=True)
 class LogChunk:
-    """begin, end: log offsets, including a blank after the last record.
+    """Consecutive valid records of the log.
+
+    begin, end: log offsets, including a blank after the last record.
     records, offsets (in the log), topics: n of each.
     """
 
@@ -126,7 +128,10 @@ def _chunk(log: CommitLog, at: int, length: int, *, check_crc: bool, torn_from: 
 
 
 def _have_no_lost_sector(records: RecordView, at: int) -> Mask:
-    """No body CRC covers the properties. at: position of the records' view in its segment."""
+    """Return a mask of the records whose properties, which no body CRC covers, have no sector of zeros.
+
+    at: position of the records' view in its segment.
+    """
     whole = np.ones(len(records), np.bool_)
     begins, ends = records.properties_starts, records.properties_starts + records.properties_lengths
     sectors = -(-(begins + at) // SECTOR_BYTES) * SECTOR_BYTES - at
@@ -143,6 +148,7 @@ def _read(log: CommitLog, at: int, length: int) -> bytes:
 
 
 def split_records(data: bytes) -> tuple[list[int], list[int], int]:
+    """Return positions and sizes of the complete records, and the position after the last."""
     positions, sizes, position, last = [], [], 0, len(data) - MIN_RECORD_BYTES
     while position <= last:
         size, magic = _BEGIN(data, position)
@@ -248,7 +254,7 @@ def with_delivery_times(chunk: LogChunk, topic: str, entries: Entries, found: En
 
 
 def index_keys(chunk: LogChunk, *, tags: bool) -> tuple[KeyHashes, Ints, Ints]:
-    """Return hashes, log offsets and store times (ms)."""
+    """Return hashes, log offsets and store times (ms) of all keys. tags: include tags."""
     topics = chunk.topics.cast(pa.binary()).cast(pa.string())
     unique_keys, keys = map(chunk.properties.value, (PROPERTY_UNIQ_KEY, PROPERTY_KEYS))
     hashes, rows = key_hashes(topics, unique_keys, keys, chunk.properties.value(PROPERTY_TAGS) if tags else None)

@@ -60,7 +60,7 @@ _logger = logging.getLogger("store")
 
 
 class Figure(msgspec.Struct):
-    """Any thread may update a metric, without a lock: concurrent updates may lose one.
+    """One metric. Any thread may update it, without a lock: concurrent updates may lose one.
 
     total: sum of all measurements, ms. counts: of a histogram, by bucket; of a gauge, its value in `counts[0]`.
     """
@@ -78,7 +78,7 @@ class Figure(msgspec.Struct):
         self.total += milliseconds
 
     def add_all(self, milliseconds: Floats) -> None:
-        """milliseconds: shape (n,), n >= 1."""
+        """Add measurements to a histogram. milliseconds: shape (n,), n >= 1."""
         found = np.searchsorted(BUCKETS[self.name], milliseconds)
         for bucket, more in enumerate(np.bincount(found, minlength=_COUNTS).tolist()):
             self.counts[bucket] += more
@@ -93,6 +93,8 @@ class Figure(msgspec.Struct):
 
 
 class Figures:
+    """The metrics of one process. root: None to write no file."""
+
     def __init__(self, root: Path | None = None) -> None:
         self._root = root
         self._process = os.getpid()
@@ -103,6 +105,7 @@ class Figures:
         self._is_over = self._has_failed = False
 
     def of(self, name: str, topic: str = "", group: str = "") -> Figure:
+        """Return a metric, created if it is new."""
         labels = name, topic, group
         return self._figures.get(labels) or self._figures.setdefault(labels, Figure(*labels))
 
@@ -110,7 +113,7 @@ class Figures:
         self._figures.pop((figure.name, figure.topic, figure.group), None)
 
     def write(self) -> None:
-        """Of repeated OS errors, only the first is logged."""
+        """Write the file if a metric changed. Of repeated OS errors, only the first is logged."""
         if self._root is None or os.getpid() != self._process:
             return
         with self._turn:
@@ -167,7 +170,7 @@ def _runs(name: re.Match[str]) -> bool:
 
 
 def _start_of(process: int) -> str | None:
-    """In clock ticks since boot; None if the process has ended."""
+    """Return when a process started, in clock ticks since boot, None if it has ended."""
     try:
         return _PROC.joinpath(str(process), "stat").read_text().rpartition(")")[2].split()[19]
     except OSError:

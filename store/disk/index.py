@@ -35,7 +35,7 @@ class IndexFiles:
         self._opened = lru_cache(maxsize=_OPEN_FILES)(partial(_open, self.directory, slots, entries, writable))
 
     def file(self, name: str) -> IndexFile:
-        """Raises `FileNotFoundError`, `ConfigError`."""
+        """Return an open file. Raises `FileNotFoundError`, `ConfigError`."""
         file = self._opened(name)
         if file.is_deleted:
             self._opened.cache_clear()
@@ -43,7 +43,7 @@ class IndexFiles:
         return file
 
     def names(self, *, empty: bool = False) -> list[str]:
-        """Return the names, oldest first. Names that are no times are ignored, as in RocketMQ.
+        """Return the names of the files, oldest first. Names that are no times are ignored, as in RocketMQ.
 
         empty: include empty files, which a broker is creating or a machine crash left.
         """
@@ -51,6 +51,7 @@ class IndexFiles:
         return [name for name, status in files if name.isascii() and name.isdigit() and (status.st_size or empty)]
 
     def check(self) -> None:
+        """Raise `ConfigError` if a file does not have the configured size."""
         for name in self.names():
             self.file(name)
 
@@ -60,7 +61,10 @@ class IndexFiles:
         return [(h["begin_offset"], h["end_offset"]) for h in headers if h["next_entry"] > INDEX_NO_ENTRY + 1]
 
     def create(self, last_name: str) -> str:
-        """As in RocketMQ, a header begins with the end of the file before it."""
+        """Create a new last file. Return its name.
+
+        As in RocketMQ, its header begins with the end of the file before it.
+        """
         name = _name_after(last_name)
         last = self.file(last_name).header() if last_name else {"end_timestamp": 0, "end_offset": 0}
         header = {
@@ -85,14 +89,14 @@ class IndexFiles:
         self.delete_for_good([name for name in self.names(empty=True) if name not in names])
 
     def delete_for_good(self, names: list[str]) -> None:
-        """Durable, because after a crash all files except the last are expected to be complete."""
+        """Delete files durably, because after a crash all files except the last are expected to be complete."""
         for name in names:
             self._delete(name)
         if names:
             sync_names(self.directory)
 
     def expire(self, min_physical_offset: int) -> list[tuple[str, int]]:
-        """See `ConsumeQueue.expire`."""
+        """Delete the files whose records retention deleted, see `ConsumeQueue.expire`."""
         names = self.names()[:-1]
         expired = [name for name in names if self.file(name).header()["end_offset"] < min_physical_offset]
         return [(str(self.directory / name), self._delete(name)) for name in expired]
@@ -121,7 +125,7 @@ class IndexFiles:
 
 
 class Index(IndexFiles):
-    """Only one process may write at a time, under the store lock."""
+    """The keys of all files. Only one process may write at a time, under the store lock."""
 
     def __init__(
         self,
@@ -242,6 +246,7 @@ class Index(IndexFiles):
         return next((header["begin_offset"] for header in filled if header["end_offset"] >= end_offset), None)
 
     def truncate(self, end_offset: int) -> None:
+        """Drop the keys of records from log offset `end_offset` on."""
         kept, behind = self.names(), []
         while kept and not self._begins_before(kept[-1], end_offset):
             behind.append(kept.pop())
@@ -250,7 +255,10 @@ class Index(IndexFiles):
             self.file(kept[-1]).truncate(end_offset)
 
     def are_consistent(self, names: list[str], end: int) -> bool:
-        """See `IndexFile.is_consistent`. end: log offset from which on keys may come from an unfinished append."""
+        """Return whether all files are consistent, see `IndexFile.is_consistent`.
+
+        end: log offset from which on keys may come from an unfinished append.
+        """
         try:
             return all(self.file(name).is_consistent(end) for name in names)
         except ConfigError:

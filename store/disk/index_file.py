@@ -41,7 +41,7 @@ assert (_HEADER.size, _ENTRY.size, _SLOT.size) == (INDEX_HEADER.itemsize, INDEX_
 
 
 def file_bytes(slots: int, entries: int) -> int:
-    """entries: includes entry 0, which is never used."""
+    """Return the size of a file. entries: includes entry 0, which is never used."""
     return INDEX_HEADER.itemsize + slots * INDEX_SLOT.itemsize + entries * INDEX_ENTRY.itemsize
 
 
@@ -81,7 +81,7 @@ class IndexSlots:
         return self._values[slots].astype(np.int64)
 
     def set(self, slots: Ints, numbers: Ints) -> None:
-        """The newest entry is set last, so if it is set, all are."""
+        """Set slots. The newest entry is set last, so if it is set, all are."""
         last = int(numbers.argmax())
         for part in (slice(last), slice(last + 1, None), slice(last, last + 1)):
             self._values[slots[part]] = numbers[part]
@@ -109,7 +109,7 @@ class IndexTable:
         return self.file.is_deleted
 
     def header(self) -> Header:
-        """`next_entry` is limited to [1, capacity], because a damaged one may be outside."""
+        """Return the header. `next_entry` is limited to [1, capacity], because a damaged one may be outside."""
         values = _HEADER.unpack(self.file.read(0, _HEADER.size))
         header = dict(zip(INDEX_HEADER.names or (), values, strict=True))
         header["next_entry"] = min(max(header["next_entry"], INDEX_NO_ENTRY + 1), self.capacity)
@@ -149,7 +149,7 @@ class IndexTable:
         return number
 
     def restore_slot(self, slot: int, number: int) -> None:
-        """An unchanged slot is not written: it may be in a hole, and would take disk space."""
+        """Set a slot unless it has this value: the slot may be in a hole, and writing would allocate disk space."""
         position, value = file_bytes(slot, 0), _SLOT.pack(number)
         if self.file.read(position, _SLOT.size) != value:
             self.file.write(position, value)
@@ -191,7 +191,7 @@ class IndexFile(IndexTable):
         return int(self.entries(number, number + 1)[0]["physical_offset"]) if number > INDEX_NO_ENTRY else None
 
     def append(self, hashes: KeyColumn, physical_offsets: KeyColumn, timestamps: KeyColumn) -> int:
-        """Return the number of added keys. timestamps: ms.
+        """Add keys in order, as many as fit, and return their number. timestamps: ms.
 
         As in RocketMQ, records before the file's newest record are skipped, and counted as added.
         """
@@ -300,7 +300,7 @@ def _stable_order(values: Ints) -> Ints:
 
 
 def _count(header: Header, first: tuple[int, int], last: tuple[int, int], entries: int, new_slots: int) -> None:
-    """first, last: physical offset and store time of a record."""
+    """Update a header. first, last: physical offset and store time of a record."""
     if header["next_entry"] == INDEX_NO_ENTRY + 1:
         header["begin_offset"], header["begin_timestamp"] = first
     header["end_offset"], header["end_timestamp"] = last
@@ -309,7 +309,10 @@ def _count(header: Header, first: tuple[int, int], last: tuple[int, int], entrie
 
 
 def _seconds(timestamps: Ints, header: Header) -> Ints:
-    """As in RocketMQ, the first entry of a file counts from the begin time that the header had before the entry."""
+    """Return the times of entries in seconds after the header's begin.
+
+    As in RocketMQ, the first entry of a file counts from the begin time that the header had before the entry.
+    """
     is_first = header["next_entry"] == INDEX_NO_ENTRY + 1
     seconds = seconds_since(int(timestamps[0]) if is_first else header["begin_timestamp"], timestamps)
     seconds[:1] = seconds_since(header["begin_timestamp"], timestamps[:1])

@@ -29,6 +29,8 @@ _all: WeakSet[Opened] = WeakSet()
 
 
 class Opened:
+    """A handle that cannot be copied or pickled, and that is closed in forked children."""
+
     _is_over = False
 
     def __init__(self, what: str, opener: str) -> None:
@@ -43,7 +45,7 @@ class Opened:
         return os.getpid() != self._process
 
     def must_be_open(self) -> None:
-        """Raises `StoreClosed`, `StoreForked`."""
+        """Raise `StoreClosed` or `StoreForked` if the handle cannot be used."""
         if self._is_over:
             raise self._not_open()
 
@@ -77,7 +79,7 @@ def shown(handle: Opened, details: Callable[[], str]) -> str:
 
 
 class Descriptor(Opened):
-    """fd: -1 after it was closed, and in a forked child."""
+    """An open file or folder. fd: -1 after it was closed, and in a forked child."""
 
     fd = -1
 
@@ -122,7 +124,7 @@ class PinnedPath:
         self._identity = status.st_dev, status.st_ino
 
     def check(self) -> None:
-        """Raises `StoreReplaced`."""
+        """Raise `StoreReplaced` if the path names another file, or none."""
         try:
             status = os.stat(self.path)
         except OSError as error:
@@ -141,8 +143,9 @@ class PinnedPath:
 
 
 def is_owned(condition: Condition) -> bool:
-    """Return whether this thread holds the condition's lock: otherwise `notify` raises an error."""
+    """Return whether the calling thread holds the condition's lock."""
     try:
+        # raises an error without the lock
         condition.notify(0)
     except RuntimeError:
         return False

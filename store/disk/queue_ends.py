@@ -85,7 +85,7 @@ class QueueEnds:
 
     @staticmethod
     def sound(root: Path) -> QueueEnds | None:
-        """Raises `CorruptStore` if the file is damaged."""
+        """Read the file. Return None if it is missing. Raises `CorruptStore` if it is damaged."""
         try:
             noted = decode(_checked(read_file(root / QUEUE_ENDS_FILE, _MAX_BYTES)), _QueueEndsFile)
             ends, at = {(topic, queue): end for topic, queue, end in noted.queues}, noted.logOffset
@@ -113,7 +113,10 @@ class QueueEnds:
         return found
 
     def write(self, root: Path, index: Index) -> None:
-        """An OS error, such as a full device, is ignored: the next opening then reads more of the log."""
+        """Write the file.
+
+        An OS error, such as a full device, is ignored: then the next opening reads more of the log.
+        """
         queues = [(topic, queue, end) for (topic, queue), end in sorted(self.of.items())]
         with suppress(OSError, ConfigError):  # a foreign file in the index
             # Keys after `at` may still be undone. Files before the newest recorded one got no more keys.
@@ -251,8 +254,8 @@ class QueueEnds:
 
 
 def _checked(data: bytes) -> bytes:
-    """An earlier version wrote no checksum, so it may be missing."""
     text, found, crc = data.rpartition(_CRC)
+    # An earlier version wrote no checksum.
     if found and crc != b"%d}" % zlib.crc32(text):
         raise ValueError
     return data

@@ -59,7 +59,7 @@ class QueueFiles:
         return max(self.begin, starts[0] // CQ_ENTRY.itemsize if starts else 0)
 
     def entries(self, start: int, end: int, *, current: bool = False) -> Entries:
-        """Return a copy, shape (end - start,). current: see `Segments.read`. Raises `OffsetLost`."""
+        """Return a copy of the entries, shape (end - start,). current: see `Segments.read`. Raises `OffsetLost`."""
         pieces = []
         while start < end:
             stop = min(end, self.file_end(start))
@@ -68,6 +68,7 @@ class QueueFiles:
         return np.frombuffer(b"".join(pieces), CQ_ENTRY)
 
     def entries_or_zeros(self, start: int, end: int) -> Entries:
+        """Return `entries`, with zeros for missing files."""
         found, at = np.zeros(end - start, CQ_ENTRY), start
         while at < end:
             stop = min(end, self.file_end(at))
@@ -77,7 +78,9 @@ class QueueFiles:
         return found
 
     def write(self, start: int, entries: Entries | bytes) -> bool:
-        """Return False if this created a file and wrote to its middle, because then earlier entries were lost.
+        """Write entries from offset `start` on.
+
+        Return False if this created a file and wrote to its middle, because then earlier entries were lost.
 
         A file is synced before the next one is created, because after a crash RocketMQ checks only the last three
         files. As in RocketMQ, the first file is filled with pre-blank entries up to the first entry.
@@ -107,7 +110,7 @@ class QueueFiles:
         return None
 
     def rewrite(self, start: int) -> None:
-        """See `Segments.rewrite`. Call this as the only writer."""
+        """Rewrite all entries from `start` on, see `Segments.rewrite`. Call this as the only writer."""
         for last in self.segments.starts()[-1:]:
             self.segments.rewrite(start * CQ_ENTRY.itemsize, last + self.segments.size)
 
@@ -115,7 +118,7 @@ class QueueFiles:
         self.segments.flush(start * CQ_ENTRY.itemsize, end * CQ_ENTRY.itemsize)
 
     def _read(self, start: int, end: int, *, current: bool = False) -> bytes:
-        """If the last entry is empty, open the file by its name again, because it may have been replaced."""
+        """Read entries. If the last one is empty, open the file by its name again: it may have been replaced."""
         where = start * CQ_ENTRY.itemsize, (end - start) * CQ_ENTRY.itemsize
         data = self.segments.read(*where, current=current)
         return data if current or not data.endswith(_EMPTY) else self.segments.read(*where, current=True)

@@ -68,6 +68,7 @@ class QueueInLog:
 
     @property
     def begin(self) -> int:
+        """Queue offset of the first record that counts, `max_offset` if there is none."""
         return self.lives[0].start if self.lives else self.max_offset
 
     def grow(self, start: int, at: int, count: int) -> None:
@@ -97,10 +98,10 @@ class QueuesInLog:
         self._is_cut = first_byte > 0
 
     def begin(self, name: QueueName, max_offset: int) -> QueueInLog:
-        """max_offset: number of entries before the first record of the walk.
+        """Add a queue that has `max_offset` entries before the first record of the walk.
 
-        If there are none, and the log has its first byte, the first files of the queue may be lost. Then the queue
-        begins at `Topics.begin`.
+        If it has none, and the log has its first byte, the first files of the queue may be lost. Then the queue begins
+        at `Topics.begin`.
         """
         of_files = self._queues.of(*name)
         is_bare = max_offset == of_files.first()
@@ -156,7 +157,8 @@ class QueuesInLog:
         return queue.is_cut or (self._is_cut and start > queue.max_offset and self._entry(name, start)[0] == at)
 
     def _begins_life(self, name: QueueName, max_offset: int, start: int, at: int) -> bool:
-        """A life begins where the queue offset is lower, and the queue's entries confirm it.
+        """Return whether the record at log offset `at` begins a life: its queue offset is lower, and the queue's
+        entries confirm it.
 
         The record's queue offset is damaged if the queue's last entry is for this record. It is also damaged if the
         queue has a valid older entry at this offset, because a restart would have deleted that entry.
@@ -176,7 +178,7 @@ class QueuesInLog:
 
 
 class FirstEntry(NamedTuple):
-    """The first entry of a queue that counts. at, size: of its record."""
+    """The first entry of a queue that counts. at, size: log offset and size of its record."""
 
     offset: int
     at: int
@@ -184,7 +186,7 @@ class FirstEntry(NamedTuple):
 
     @staticmethod
     def of(queue: ConsumeQueue) -> FirstEntry:
-        """Raises `OffsetLost` if retention deletes the entry concurrently."""
+        """Read the first entry of a queue. Raises `OffsetLost` if retention deletes it concurrently."""
         first = queue.first()
         at, size, _ = queue.entries(first, first + 1)[0].item()
         return FirstEntry(first, at, size)

@@ -36,7 +36,7 @@ _LOOK_BLOCK = 1 << 20
 
 
 def sync(fd: int, path: Path) -> None:
-    """Raises `FlushFailed`."""
+    """Sync a file. Raises `FlushFailed`."""
     try:
         os.fdatasync(fd) if hasattr(os, "fdatasync") else os.fsync(fd)
     except OSError as error:
@@ -44,7 +44,7 @@ def sync(fd: int, path: Path) -> None:
 
 
 def sync_names(directory: Path) -> None:
-    """Raises `FlushFailed`."""
+    """Sync a directory. Raises `FlushFailed`."""
     with system_errors(directory):
         fd = os.open(directory, os.O_RDONLY)
     try:
@@ -65,7 +65,7 @@ def _failure(path: Path, error: OSError) -> FlushFailed:
 
 
 class SegmentFile:
-    """A segment is closed when the last reference to it is dropped, so no reader loses it during a read."""
+    """One open segment. It is closed when the last reference to it is dropped, so no reader loses it during a read."""
 
     def __init__(self, path: Path, size: int, *, writable: bool) -> None:
         self.path = path
@@ -79,7 +79,7 @@ class SegmentFile:
         self._check_length()
 
     def read(self, position: int, length: int) -> bytes:
-        """Raises `CorruptSegment` if the file was truncated."""
+        """Return bytes of the file, fewer at its end. Raises `CorruptSegment` if the file was truncated."""
         try:
             data = os.pread(self._file.fd, length, position)
         except OSError as error:
@@ -100,7 +100,7 @@ class SegmentFile:
             return self.size
 
     def write(self, position: int, data: bytes | memoryview) -> None:
-        """Raises `StoreFull`."""
+        """Write all bytes at a position. Raises `StoreFull`."""
         try:
             write_at(self._file.fd, data, position)
         except OSError as error:
@@ -130,7 +130,7 @@ class SegmentFile:
         return self.next_data(begin + rest) < self.size or any(self.read(begin, rest))
 
     def zero(self, begin: int, end: int) -> None:
-        """Leaves the range's holes, so that no disk space is allocated."""
+        """Zero a range, and leave its holes, so that no disk space is allocated."""
         zeros = memoryview(bytes(_PAGE))
         position = self.next_data(begin)
         while position < end:
@@ -184,7 +184,7 @@ class OpenFiles:
         self._files: OrderedDict[tuple[str, int], SegmentFile] = OrderedDict()
 
     def get(self, directory: Path, start: int, size: int, *, writable: bool) -> SegmentFile:
-        """Raises `OffsetLost`."""
+        """Return an open segment. Raises `OffsetLost`."""
         files, key = self._files, (str(directory), start)  # read once: `forget_all` may replace it
         file = files.get(key)
         if file is None:

@@ -52,7 +52,7 @@ class SegmentFolder:
         return status_of(self.directory) is not None
 
     def first(self) -> int:
-        """Return 0 if there is no segment. Raises as `starts`.
+        """Return the start offset of the first segment, 0 if there is none. Raises as `starts`.
 
         Retention deletes the first file first, so the directory is listed only if the last known first file is missing.
         """
@@ -74,7 +74,7 @@ class SegmentFolder:
         return starts
 
     def exists(self, offset: int) -> bool:
-        """An empty file does not count (see `starts`)."""
+        """Return whether the segment of an offset has a file. An empty file does not count."""
         status = status_of(self.path(self._start(offset)))
         return status is not None and status.st_size > 0
 
@@ -82,18 +82,18 @@ class SegmentFolder:
         return self.directory / segment_name(start)
 
     def delete(self, start: int) -> int:
-        """Return the bytes on disk."""
+        """Delete a segment. Return its bytes on disk."""
         taken, path = self.taken(start), self.path(start)
         with system_errors(path):
             path.unlink()
         return taken
 
     def taken(self, start: int) -> int:
-        """Return the bytes on disk: segments are sparse."""
+        """Return the bytes on disk: less than the length, because segments are sparse."""
         return self._status(start).st_blocks * BLOCK_BYTES
 
     def modified(self, start: int) -> float:
-        """In s since 1970."""
+        """Return the time of the last write, in s since 1970."""
         return self._status(start).st_mtime
 
     def _start(self, offset: int) -> int:
@@ -122,7 +122,7 @@ class SegmentFolder:
 
 
 class Segments(SegmentFolder):
-    """The segments of one directory as one sequence of bytes."""
+    """The segments of one directory as one sequence of bytes, addressed by logical offset."""
 
     def __init__(
         self, root: Path, directory: str, size: int | None, *, writable: bool, files: OpenFiles | None = None
@@ -133,31 +133,32 @@ class Segments(SegmentFolder):
         self._files_open = files or OpenFiles(_OPEN_FILES)
 
     def starts(self) -> list[int]:
-        """Also closes files that retention deleted."""
+        """Return the start offsets as `SegmentFolder.starts`. Close files that retention deleted."""
         first, starts = self._first, super().starts()
         if self._first != first:
             self.forget()
         return starts
 
     def view(self, offset: int, length: int) -> Bytes:
-        """Return published bytes of one segment, shape (length,), mapped."""
+        """Return published bytes of one segment as a mapped view, shape (length,)."""
         start = self._start(offset)
         position = offset - start
         return self._opened(start).mapped[position : position + length]
 
     def read(self, offset: int, length: int, *, current: bool = False) -> bytes:
-        """current: if the open file was deleted, open the file that has its name now. Raises `OffsetLost` if it is
-        missing.
+        """Return bytes of one segment. Raises `OffsetLost` if its file is missing.
+
+        current: if the open file was deleted, open the file that has its name now.
         """
         start = self._start(offset)
         file = self._current(start) if current else self._opened(start)
         return file.read(offset - start, length)
 
     def write(self, offset: int, data: bytes | memoryview, *, may_create: bool = True) -> bool:
-        """Return False if this created a file and wrote to its middle, because then earlier bytes were lost. Raises
-        `StoreFull`.
+        """Write within one segment, and create its file if it is missing. Raises `StoreFull`.
 
-        may_create: if False, a missing file raises `CorruptSegment`.
+        Return False if this created a file and wrote to its middle, because then earlier bytes were lost. may_create:
+        if False, a missing file raises `CorruptSegment`.
         """
         start = self._start(offset)
         try:
@@ -197,7 +198,7 @@ class Segments(SegmentFolder):
         return None
 
     def forget(self) -> None:
-        """The next access opens the files by name."""
+        """Close the files of this directory. The next access opens them by name."""
         self._files_open.forget(self.directory)
 
     def close_deleted(self) -> None:
@@ -205,12 +206,12 @@ class Segments(SegmentFolder):
         self._files_open.close_deleted()
 
     def flush(self, begin: int, end: int) -> None:
-        """Raises `FlushFailed`."""
+        """Sync the files of a range. Raises `FlushFailed`."""
         for _, file in self._files(begin, end):
             file.flush()
 
     def flush_names(self) -> None:
-        """A process may have died after it created a file. Raises `FlushFailed`."""
+        """Sync the names of files, because a process may have died after it created one. Raises `FlushFailed`."""
         with suppress(FileNotFoundError):
             sync_names(self.directory)
 
@@ -233,7 +234,7 @@ class Segments(SegmentFolder):
                 yield start, self._current(start)
 
     def _make(self, start: int, pieces: Iterable[tuple[int, bytes | memoryview]]) -> None:
-        """Atomic, because RocketMQ counts one entry in an empty last queue file."""
+        """Create a segment with all `pieces` atomically: RocketMQ counts one entry in an empty last queue file."""
         if not self._writable:
             raise ReadOnlyStore(
                 f"{self.directory}: the store is open with read_only=True. To write, open it without read_only"
@@ -259,7 +260,7 @@ class Segments(SegmentFolder):
 
 
 def list_files(directory: Path) -> list[tuple[str, os.stat_result]]:
-    """By name; [] if the directory is missing."""
+    """Return name and status of each file, by name; [] if the directory is missing."""
     while status_of(directory) is not None:
         # If a file was just deleted, others may have been, too: start again.
         with system_errors(directory), suppress(FileNotFoundError), os.scandir(directory) as entries:

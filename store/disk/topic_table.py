@@ -32,7 +32,9 @@ _LOG_OFFSET, _QUEUE_ENDS = "logOffset", "queueEnds"
 
 
 class Tombstone(NamedTuple):
-    """at: log offset of a topic's last deletion.
+    """The permanent record of a topic's deletion.
+
+    at: log offset of its last deletion.
     ends: by queue, the queue offset after the last message before that.
     """
 
@@ -40,7 +42,7 @@ class Tombstone(NamedTuple):
     ends: tuple[int, ...] = ()
 
     def joined(self, other: Tombstone) -> Tombstone:
-        """other: a later deletion."""
+        """Return one tombstone for this deletion and a later one, `other`."""
         return Tombstone(other.at, tuple(map(max, zip_longest(self.ends, other.ends, fillvalue=0))))
 
 
@@ -62,7 +64,10 @@ class TopicTable:
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """Without batch queues. Includes topics that only have a ConsumeQueue folder."""
+        """The number of queues of each topic, without batch queues.
+
+        Includes topics that only have a ConsumeQueue folder.
+        """
         counts = dict(self.listed)
         for topic, queue_ids in self.on_disk.items():
             counts[topic] = max(counts.get(topic, 0), max(queue_ids, default=-1) + 1)
@@ -88,8 +93,9 @@ class TopicTable:
         return {topic for topic in unlisted if not needs_no_entry(topic) or (self._root / DELETED_DIR / topic).exists()}
 
     def is_there(self, topic: str, at: int) -> bool:
-        """at: log offset of a record, which may be older than its topic's deletion. If the table is empty, every topic
-        exists.
+        """Return whether a record's topic exists, and was not deleted after the record's log offset `at`.
+
+        If the table is empty, every topic exists.
         """
         is_listed = topic in self.listed or topic in self.batches or not (self.listed or self.batches)
         is_known = is_listed or bool(self.on_disk.get(topic)) or needs_no_entry(topic)
@@ -101,7 +107,7 @@ def has_queues(root: Path, topic: str) -> bool:
 
 
 def tombstones_in(path: Path, content: dict[str, Any]) -> dict[str, Tombstone]:
-    """Raises `CorruptStore` if the tombstones are damaged."""
+    """Return the tombstones in the content of the file. Raises `CorruptStore` if they are damaged."""
     found = content.get(_DELETED) or {}
     if not isinstance(found, dict):
         raise CorruptStore(f"{path}: {_DELETED} is not a JSON object. Correct the file, or restore it from a copy")
@@ -152,7 +158,7 @@ def _crc(deleted: dict[str, Any]) -> int:
 
 
 def folders_in(path: Path) -> list[str]:
-    """Return [] if `path` is missing, because a broker may have deleted the topic."""
+    """Return the sorted names of folders, [] if `path` is missing, because a broker may have deleted the topic."""
     with system_errors(path), suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
         return sorted(entry.name for entry in entries if entry.is_dir())
     return []

@@ -19,7 +19,10 @@ _READ_WRITE = 6  # perm bits: 4 read, 2 write
 
 
 class Topics:
-    """Every call checks whether another process changed the file. Call the methods that write under the store lock."""
+    """The topic table of one store. Every call checks whether another process changed the file.
+
+    Call the methods that write under the store lock.
+    """
 
     def __init__(self, root: Path, changed: Callable[[], None] = lambda: None) -> None:
         """changed: called if the file changed since the last check."""
@@ -33,11 +36,10 @@ class Topics:
         return TopicTable(self._root)
 
     def queue_count(self, topic: str) -> int:
-        """Return 0 for an unknown topic. Reads the files only if they changed."""
+        """Return a topic's number of queues, 0 if it is unknown. Reads the files only if they changed."""
         return self._seen_table(topic).counts.get(topic, 0)
 
     def _seen_table(self, topic: str | None = None) -> TopicTable:
-        """A slower thread may replace `_seen` by an older table, so return the local variable."""
         before, found = self._seen
         status = status_of(self._path)
         state = (status.st_ino, status.st_mtime_ns) if status is not None else None
@@ -46,6 +48,7 @@ class Topics:
                 self._changed()
             found = TopicTable(self._root)
             self._seen = state, found
+        # `_seen` may be older: a slower thread may have replaced it
         return found
 
     def deletions(self) -> dict[str, int]:
@@ -89,7 +92,7 @@ class Topics:
         return queues
 
     def check_queue(self, topic: str, queue_id: int) -> int:
-        """Raises `UnknownTopic`, `UnknownQueue`."""
+        """Return `queue_id`. Raises `UnknownTopic`, `UnknownQueue`."""
         queue_id, queues = integer("queue_id", queue_id), self.known(topic)
         if not 0 <= queue_id < queues:
             raise UnknownQueue(f"{self._root}: topic {topic!r} has queues 0 to {queues - 1}, not {queue_id}")
@@ -99,9 +102,10 @@ class Topics:
         return self.table().counts
 
     def create(self, topic: str, queues: int) -> int:
-        """Create a topic, or add queues to it. Raises `InvalidArgument` for more than 65,536 queues.
+        """Create a topic, or add queues to it. Return its number of queues.
 
-        Raises `InvalidTopic` for a bad name or for fewer queues than it has, which would hide messages.
+        Raises `InvalidTopic` for a bad name or for fewer queues than it has, which would hide messages;
+        `InvalidArgument` for more than 65,536.
         """
         check_topic_name(topic)
         queues = integer("queues", queues, maximum=MAX_QUEUES)

@@ -37,7 +37,10 @@ class UnsupportedWarning(UserWarning):
 
 
 class DirectoryKind(NamedTuple):
-    """find: returns the file that shows the kind. remedy: the user's alternative."""
+    """A kind of directory that is not fully supported.
+
+    find: returns the file that shows the kind. remedy: the user's alternative.
+    """
 
     name: str
     find: Callable[[Path], Path | None]
@@ -109,7 +112,7 @@ KINDS = (
 
 
 def refuse_kinds(root: Path, *, writing: bool) -> None:
-    """writing: also refuse directories that can only be read."""
+    """Raise `UnsupportedStore` if the directory cannot be read or, with `writing`, cannot be written."""
     with system_errors(root):
         if not root.is_dir():
             return

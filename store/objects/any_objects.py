@@ -18,8 +18,9 @@ from store.objects.urls import local_path, must_be_plain
 
 
 class LocalObjects:
-    """Files are not memory-mapped, because an I/O error on a mapped page, as on a network file system, kills the
-    process.
+    """`Objects` in a directory.
+
+    Files are not memory-mapped, because an I/O error on a mapped page, as on a network file system, kills the process.
     """
 
     ahead = 0  # the system prefetches
@@ -106,36 +107,37 @@ class LocalObjects:
             yield self._root / path
 
     def _make_folder_of(self, path: str) -> None:
-        """Durable. The root's parent is always synced: the process that created the root may have died before its own
-        sync.
-        """
         above = (self._root / path).parents
         if above[0].is_dir():
             return
         existing = next(number for number, folder in enumerate(above) if folder.is_dir())
         make_folder(above[0])
+        # Always sync the root's parent: the process that created the root may have died before its own sync.
         for folder in above[: max(existing, len(Path(path).parents)) + 1]:
             sync_directory(folder, if_readable=True)
 
 
 class ByteReader(Protocol):
-    """url: for error messages. ahead: how many reads a caller should send in advance."""
+    """Reads bytes of objects. url: for error messages. ahead: how many reads a caller should send in advance."""
 
     url: str
     ahead: int
 
     def read(self, path: str, begin: int, end: int) -> bytes:
-        """Return fewer bytes if the object is shorter. Raises `FileNotFoundError`, `ObjectsUnavailable`."""
+        """Return bytes [begin, end) of an object, fewer if the object is shorter.
+
+        Raises `FileNotFoundError`, `ObjectsUnavailable`.
+        """
 
 
 class Objects(ByteReader, Protocol):
-    """Paths are relative, with slashes. A folder exists while it contains an object.
+    """A tree of objects. Paths are relative, with slashes. A folder exists while it contains an object.
 
     Every method raises `ObjectsUnavailable` if the file system denies access, fails, or does not answer.
     """
 
     def read_all(self, path: str) -> bytes:
-        """Raises `FileNotFoundError`."""
+        """Return the content of an object. Raises `FileNotFoundError`."""
 
     def size(self, path: str) -> int:
         """Return the length in bytes. Raises `FileNotFoundError`."""
@@ -144,7 +146,7 @@ class Objects(ByteReader, Protocol):
         """Return a value that changes with the object, such as an ETag; None if there is none."""
 
     def names(self, path: str) -> dict[str, float | None]:
-        """Return modification times (s since 1970), None for a subfolder, sorted by name.
+        """Return the names in a folder, sorted, with modification times (s since 1970), None for a subfolder.
 
         Empty if the folder does not exist.
         """
@@ -156,10 +158,10 @@ class Objects(ByteReader, Protocol):
         """Create an object durably, unless it exists. Return whether this call created it."""
 
     def delete(self, path: str) -> None:
-        """Do nothing if the object is missing."""
+        """Delete an object, if it exists."""
 
     def delete_all(self, path: str) -> None:
-        """Do nothing if the folder is missing."""
+        """Delete a folder with its content, if it exists."""
 
     def writing(self, path: str) -> AbstractContextManager[Path]:
         """Yield an empty local file, which becomes the object if the context exits without an error.
@@ -168,11 +170,11 @@ class Objects(ByteReader, Protocol):
         """
 
     def reading(self, path: str) -> AbstractContextManager[Path]:
-        """Yield a local copy, which can be read until the context exits. Raises `FileNotFoundError`."""
+        """Yield a local copy of an object, which can be read until the context exits. Raises `FileNotFoundError`."""
 
 
 def objects_at(url: str, options: Mapping[str, Any]) -> Objects:
-    """options: fsspec's storage options. Raises `ConfigError`, `ObjectsUnavailable`."""
+    """Return the objects at a URL. options: fsspec's storage options. Raises `ConfigError`, `ObjectsUnavailable`."""
     local = local_path(url)
     if local is not None:
         return LocalObjects(Path(local))
@@ -190,7 +192,8 @@ _GIVE_CREDENTIALS = "give the credentials in the environment, or as storage opti
 def translated(where: object, secrets: Sequence[str] = ()) -> Iterator[None]:
     """Turn errors into `ObjectsUnavailable`, except `FileNotFoundError`.
 
-    secrets: texts that no error may show. An error that contains one is replaced, without its cause.
+    where: path or URL for messages. secrets: texts that no error may show. An error that contains one is replaced,
+    without its cause.
     """
     try:
         yield
@@ -229,15 +232,16 @@ def _texts(error: BaseException | None) -> Iterator[str]:
 
 
 def is_timeout(error: BaseException) -> bool:
-    """botocore's timeouts have only the name in common."""
+    """Return whether an error is a timeout or a lost connection."""
+    # botocore's timeouts have only the name in common
     return isinstance(error, TimeoutError | ConnectionError) or (
         isinstance(error, OSError) and "Timeout" in type(error).__name__
     )
 
 
 def _regular(file: Path) -> FileIO:
-    """Raises `OSError` for a pipe or a device, which would block."""
     fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
+    # a pipe or a device would block
     _must_be_regular(fd)
     return FileIO(fd)
 

@@ -257,7 +257,7 @@ def _connected(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def _renames(files: Any) -> bool:
-    """A file system without its own rename is usually an object store with atomic puts."""
+    # a file system without its own rename is usually an object store with atomic puts
     return not _protocols(files) & _ATOMIC and type(_innermost(files)).mv is not AbstractFileSystem.mv
 
 
@@ -273,6 +273,6 @@ def _innermost(files: Any) -> Any:
 
 
 def _modified(entry: Mapping[str, Any]) -> float:
-    """In s since 1970; infinity if unknown, so that the object never counts as old."""
+    """Return a time in s since 1970; infinity if unknown, so that the object never counts as old."""
     time = next((entry[name] for name in _MODIFIED if entry.get(name) is not None), float("inf"))
     return time.timestamp() if isinstance(time, datetime) else float(time)

@@ -19,7 +19,7 @@ _ONE_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+:/")
 
 
 def local_path(url: str) -> str | None:
-    """Return None for a URL that is not local. Raises `ConfigError`."""
+    """Return the path of a local URL, None for any other URL. Raises `ConfigError`."""
     found = _URL.fullmatch(url)
     if found is None:
         path = url.removeprefix("file:")
@@ -37,7 +37,7 @@ def local_path(url: str) -> str | None:
 
 
 def storage_options(text: str) -> dict[str, Any]:
-    """Raises `ConfigError`."""
+    """Parse storage options, a JSON object. Raises `ConfigError`."""
     try:
         found = json.loads(text or "{}")
     except ValueError as error:
@@ -54,19 +54,21 @@ def scheme_of(url: str) -> str:
 
 
 def without_secrets(url: str) -> str:
-    """A URL may be a chain, such as `dir::s3://key:password@bucket`.
+    """Return a URL without users, keys, passwords and queries.
 
-    If a password is not percent-encoded, its end may be ambiguous. Then only the scheme is returned.
+    A URL may be a chain, such as `dir::s3://key:password@bucket`. If a password is not percent-encoded, its end may be
+    ambiguous. Then only the scheme is returned.
     """
     return "::".join(link.shown for link in _links(url))
 
 
 def secrets_of(url: str) -> list[str]:
-    """Return users, keys, passwords and queries: as a whole, in parts, and decoded."""
+    """Return users, keys, passwords and queries of a URL: as a whole, in parts, and decoded."""
     return [secret for link in _links(url) for secret in link.secrets]
 
 
 def must_be_plain(url: str) -> None:
+    """Raise `ConfigError` for a URL with a query, or with a password whose end is ambiguous."""
     for link in _links(url):
         if link.is_hidden:
             raise ConfigError(
@@ -81,7 +83,7 @@ def must_be_plain(url: str) -> None:
 
 
 def why_not_shared(url: str) -> str | None:
-    """Return why processes on several machines cannot coordinate through a URL."""
+    """Return why processes on several machines cannot coordinate through a URL, None if they can."""
     if (scheme := scheme_of(url)) not in CREATES_ONCE:
         schemes = ", ".join(f"{each}://" for each in CREATES_ONCE)
         return (
