@@ -26,7 +26,7 @@ class MessageModel(Enum):
 
 
 class ConsumeFromWhere(Enum):
-    """The start in a queue without an offset, see `store.broker.group_files.first_offsets`."""
+    """Where a group begins in a queue without an offset, see `store.broker.group_files.first_offsets`."""
 
     CONSUME_FROM_LAST_OFFSET = "last"
     CONSUME_FROM_FIRST_OFFSET = "first"
@@ -47,7 +47,7 @@ Subscriptions = Mapping[str, Subscription]  # by topic
 
 
 class MemberInfo(NamedTuple):
-    """queues: those that it owns, sorted. silent_seconds: time since its last heartbeat."""
+    """A member as others see it. queues: those that it owns, sorted. silent_seconds: time since its last heartbeat."""
 
     id: str
     subscriptions: Subscriptions
@@ -60,8 +60,8 @@ class MemberInfo(NamedTuple):
 class Member(Protocol):
     """One consumer in its group. Threads may share it.
 
-    Methods raise `StoreClosed` after `leave`, `StoreForked` in a forked process, and `StoreLocked` while a RocketMQ
-    broker runs on the directory.
+    Methods except `leave` raise `StoreClosed` after `leave`, `StoreForked` in a forked process, and `StoreLocked` while
+    a RocketMQ broker runs on the directory.
     """
 
     @property
@@ -78,7 +78,8 @@ class Member(Protocol):
     def wait(self, timeout: float) -> bool:
         """Wait up to `timeout` seconds, or until `leave`, for a change since the last call that returned True.
 
-        A change is that members joined or left, another member acquired or released a queue, or offsets were reset.
+        Return whether there was one: members joined or left, another member acquired or released a queue, or offsets
+        were reset.
         """
 
     def lock(self, queues: Iterable[Queue], *, ask: bool = False) -> set[Queue]:
@@ -95,20 +96,22 @@ class Member(Protocol):
         """Return this member's queues that others request. It need not release them."""
 
     def unlock(self, queues: Iterable[Queue]) -> None:
-        """Persist committed offsets, and release the locks."""
+        """Persist the committed offsets of queues, and release their locks."""
 
     def committed(self, queues: Iterable[Queue]) -> Positions:
-        """Return the next offsets of queues that have one: as committed by this member, otherwise as persisted."""
+        """Return the offsets to read next, of queues that have one: as committed by this member, otherwise as
+        persisted.
+        """
 
     def begin(self, positions: Positions) -> None:
         """Set and persist first offsets; see `store.broker.group_files.first_offsets`.
 
         Queues that have an offset, or that were reset or deleted concurrently, are skipped. So call `committed`
-        afterwards.
+        afterwards to get the offsets to use.
         """
 
     def commit(self, positions: Positions) -> None:
-        """All messages before `positions` are done.
+        """Commit offsets: all messages before `positions` are done.
 
         Lower offsets than before, and queues of other members, are ignored. Commits are not synced to the device, but
         they survive a kill of this process: the next owner begins there.
@@ -121,10 +124,10 @@ class Member(Protocol):
         """
 
     def resets(self) -> Positions:
-        """Return the new offsets of queues that were reset since the last call.
+        """Return the new offsets of queues that were reset since the last call, or since this member joined.
 
-        Commits in a reset queue are ignored until this returns it. After that, the caller must not commit offsets of
-        messages that it read before.
+        Commits in a reset queue are ignored until this returns the queue. After that, the caller must not commit
+        offsets of messages that it read before.
         """
 
     def reset(self, positions: Positions) -> None:
@@ -140,7 +143,7 @@ class Member(Protocol):
         """Send messages back, to be delivered again or become dead letters (CONSUMER_SEND_MSG_BACK).
 
         delay_level: 0 for RocketMQ's default, 3 plus the number of retries; negative for dead letters at once.
-        max_reconsume_times: retries before that; default: the group's setting, 16.
+        max_reconsume_times: retries before a message becomes a dead letter; default: the group's setting, 16.
         """
 
     def leave(self) -> None:
@@ -186,7 +189,7 @@ class Group(Protocol):
         """Return the persisted offsets of queues that have one."""
 
     def reset(self, positions: Positions) -> None:
-        """Current members continue at the new offsets at once.
+        """Set the group's offsets. Current members continue at them at once.
 
         Raises `UnknownGroup`, `UnknownTopic`, `OffsetOutOfRange`.
         """

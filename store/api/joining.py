@@ -1,4 +1,4 @@
-"""Joins a new writer to a directory's writers, after a recovery if necessary."""
+"""Join a new writer to a directory's writers, after a recovery if necessary."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ class Joining:
         self._queues = queues
 
     def join(self, lock: StoreLock) -> tuple[PublishedEnd, RecordedEnds]:
-        """Sets the expected lengths of the queues. The caller must hold `lock`."""
+        """Join the writers, and recover the directory if necessary. The caller must hold `lock`.
+
+        Sets the expected lengths of the queues. Raises as `MessageStore.open`.
+        """
         root = self._directory.root
         self._directory.check_sizes(self._config)
         alone = lock.join()
@@ -65,8 +68,9 @@ class Joining:
         return published, RecordedEnds(ends, root, self._log, self._index)
 
     def _expect(self, published: PublishedEnd, found: QueueEnds | None, *, alone: bool) -> QueueEnds | None:
-        """Return the recorded lengths. found: those before joining, if no recovery was necessary; they may include
-        later appends.
+        """Set the expected lengths of the queues, and return the recorded ones.
+
+        found: those before joining, if no recovery was necessary. They may include later appends.
         """
         root = self._directory.root
         # While there are other writers, a length may have been recorded after a queue lost a file.
@@ -107,10 +111,12 @@ class Joining:
 
 
 class RecordedEnds:
-    """The recorded lengths of the queues, updated after each flush and written periodically."""
+    """The recorded lengths of the queues, updated after each flush and written periodically.
+
+    ends: None if the file was missing while other writers were open: `note` then does nothing.
+    """
 
     def __init__(self, ends: QueueEnds | None, root: Path, log: CommitLog, index: Index) -> None:
-        """ends: None if the file was missing while other writers were open. Then `note` does nothing."""
         self._ends = ends
         self._root = root
         self._topics = Topics(root)
@@ -119,7 +125,7 @@ class RecordedEnds:
         self._threads = threading.RLock()
 
     def note(self, begin: int, end: int, ranges: Ranges, *, at_once: bool = False) -> None:
-        """Add the flushed log [begin, end). at_once: write the file even if it is not due."""
+        """Add the entries of the flushed log [begin, end). at_once: write the file even if it is not due."""
         ends = self._ends
         if ends is None:
             return

@@ -70,14 +70,14 @@ class MessageFinder(StoreReader):
     def first_message(self) -> StoredMessage | None:
         """Return the first message of the log, with its body as it is stored; None if the log is empty.
 
-        Raises `CorruptRecord`, `OffsetLost`.
+        Raises `CorruptRecord`, and `OffsetLost` if retention deletes it concurrently.
         """
         self.must_be_open()
         first, end = self._log.min_offset(), self.confirm_offset
         return message_at(self._log, first, end) if first < end else None
 
     def copies(self, physical_offsets: Int64s) -> RecordCopies:
-        """Return copies of messages, for an `Append`. physical_offsets: distinct.
+        """Return copies of the messages at distinct log offsets, for an `Append`.
 
         Raises `CorruptRecord`, `OffsetLost`, `OffsetNotYet`.
         """
@@ -91,7 +91,7 @@ class MessageFinder(StoreReader):
     def with_keys(self, ranges: Iterable[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
         """Return the parts of published `ranges` that can contain messages with one of `keys` as key or `msgId`.
 
-        Raises `UnknownTopic`, `UnknownQueue`.
+        All such messages are in the parts; others may be, too. Raises `UnknownTopic`, `UnknownQueue`.
         """
         self.must_be_open()
         return self._narrowing().with_keys(ranges, [text("key", key) for key in keys])
@@ -110,10 +110,10 @@ class MessageFinder(StoreReader):
         """Return the current messages of a topic, queue after queue, as a stream of batches.
 
         queues: queue ids, or a mapping of these to ranges [start, end) of offsets; default: all.
-        begin, end: messages stored in [begin, end), ms since 1970.
+        begin, end: only messages stored in [begin, end), ms since 1970.
         tags, unreadable: see `scan`.
 
-        Raises as `scan`, and `InvalidArgument`.
+        Raises as `scan`, and `InvalidArgument` for a range that ends before it begins.
         """
         self.must_be_open()
         ranges = self._ranges(topic, queues, begin, end)

@@ -1,4 +1,4 @@
-"""The methods for users. They delegate to other modules."""
+"""The methods of a store for users. They delegate to other modules."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class MessageStore(MessageFinder):
     def create_topic(self, topic: str, queues: int = 4) -> int:
         """Create a topic, or add queues to it. Return its number of queues.
 
-        Raises `StoreFull`, and `InvalidTopic` for fewer queues or a refused name.
+        Raises `StoreFull`, and `InvalidTopic` for fewer queues or a name that RocketMQ refuses.
         """
         self.must_be_open()
         writer = self._writing()
@@ -329,7 +329,9 @@ def _is_brokers(end: LogEnd) -> bool:
 
 
 def _recorded_ends(root: Path, end: LogEnd) -> Ends:
-    """Return none if a broker has written since, or if a queue lost a file: the queue may have grown after that, with
+    """Return the recorded ends of the queues.
+
+    Return none if a broker has written since, or if a queue lost a file: the queue may have grown after that, with
     entries missing in between.
     """
     noted = None if end.by_log or end.has_lost else QueueEnds.read(root)

@@ -98,7 +98,7 @@ class StoreReader(Opened):
         return self._published.offsets(topic, queue_id)
 
     def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
-        """Return the `offsets` of the queues that exist, in order."""
+        """Return the `offsets` of the queues that exist, in the given order."""
         self.must_be_open()
         return self._published.bounds(queues)
 
@@ -216,9 +216,9 @@ class StoreReader(Opened):
         return self.read(QueueRange(Queue(topic, queue_id), integer("start", start), integer("end", end)), spec)
 
     def read(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
-        """As `scan`, but messages that the store has deleted are read from its archive, if it has one.
+        """Return messages as `scan`; those that the store has deleted are read from its archive, if it has one.
 
-        Also raises `ArchiveError` and `ObjectsUnavailable`.
+        With an archive, also raises `ArchiveError` and `ObjectsUnavailable`.
         """
         self.must_be_open()
         try:
@@ -237,7 +237,7 @@ class StoreReader(Opened):
         return self.tiered(archive) if archive.url else None
 
     def read_own(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
-        """As `scan`, without the archive."""
+        """Return messages as `scan`, without the archive."""
         self.must_be_open()
         return self._published.scan(wanted, spec, self.config.maxDecompressedMessageSize)
 
@@ -259,8 +259,9 @@ class StoreReader(Opened):
         return found
 
     def can_have(self, topic: str, queue_id: int, offset: int, was: Fingerprint) -> bool:
-        """Return whether the message at `offset` has fingerprint `was`, or if it is deleted, may have had it. Raises as
-        `fingerprint`.
+        """Return whether the message at `offset` has fingerprint `was`, or if it is deleted, may have had it.
+
+        If not, the store was restored from a backup, or a RocketMQ broker restarted the queue. Raises as `fingerprint`.
         """
         self.must_be_open()
         queue, offset = self._published.of(topic, queue_id), integer("offset", offset, 0)
@@ -269,7 +270,7 @@ class StoreReader(Opened):
     def wait(self, seen: int, timeout: float) -> int:
         """Wait up to `timeout` seconds until the confirm offset differs from `seen`, and return it.
 
-        Raises `StoreClosed`.
+        Raises `StoreClosed` if another thread closes the store.
         """
         self.must_be_open()
         seen, deadline = integer("seen", seen), time.monotonic() + seconds("timeout", timeout)
@@ -286,7 +287,7 @@ class StoreReader(Opened):
         return arrivals(self._log, integer("begin", begin, 0), integer("end", end, 0))
 
     def watch(self) -> Watch:
-        """A `Watch` wakes one waiting thread at each publication. With a broker's directory, it polls."""
+        """Return a `Watch`, which wakes one waiting thread at each publication. With a broker's directory, it polls."""
         self.must_be_open()
         return self._watches.new()
 

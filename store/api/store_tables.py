@@ -40,7 +40,7 @@ _SIZED_MESSAGES = 1_000_000
 
 
 class TopicRow(NamedTuple):
-    """size: bytes of its records, None if unknown. newest: last store time, ms since 1970."""
+    """A topic with its numbers. size: bytes of its records, None if unknown. newest: last store time, ms since 1970."""
 
     topic: str
     queues: int
@@ -50,7 +50,7 @@ class TopicRow(NamedTuple):
 
 
 def topics_table(store: StoreReader) -> pa.Table:
-    """Raises as `StoreReader.sizes`."""
+    """Return a row for each topic. Raises as `StoreReader.sizes`."""
     rows = topic_rows(store, store.topics())
     return _table([(*row[:-1], row.newest and row.newest * 1000) for row in rows], TOPICS_SCHEMA)
 
@@ -62,7 +62,7 @@ def _table(rows: Sequence[Sequence[object]], schema: pa.Schema) -> pa.Table:
 
 
 def topic_rows(store: StoreReader, topics: Iterable[str], sized: int | None = None) -> Iterator[TopicRow]:
-    """Missing topics are skipped. sized: a topic with more messages than this has no size."""
+    """Yield a row for each topic that exists. sized: a topic with more messages than this has no size."""
     counts = store.topics()
     for topic in topics:
         with suppress(UnknownTopic):  # deleted concurrently
@@ -89,7 +89,7 @@ def _size(store: StoreReader, bounds: Mapping[Queue, Bounds]) -> int:
 
 
 def record_bytes(store: StoreReader, topic: str, queue: int, first: int, end: int) -> Iterator[int]:
-    """Yield the total size for a million messages at a time."""
+    """Yield the records' total size for a million messages at a time."""
     for start in range(first, end, _SIZES_AT_ONCE):
         yield int(store.sizes(topic, queue, start, min(start + _SIZES_AT_ONCE, end)).sum())
 
@@ -101,12 +101,12 @@ def _newest(store: StoreReader, bounds: Mapping[Queue, Bounds]) -> int | None:
 
 
 def store_html(store: StoreReader, committed: Mapping[str, Positions]) -> str:
-    """committed: each group's offsets."""
+    """Return the first topics and lags as HTML tables. committed: each group's offsets."""
     return topics_html(store) + groups_html(store, committed)
 
 
 def topics_html(store: StoreReader) -> str:
-    """Sizes of large topics are left out."""
+    """Return the first topics as an HTML table, without sizes of large topics."""
     topics = list(store.topics())
     shown = topics[:_SHOWN_ROWS]
     rows: list[tuple[object, ...]] = [
@@ -119,7 +119,7 @@ def topics_html(store: StoreReader) -> str:
 
 
 def groups_html(store: StoreReader, committed: Mapping[str, Positions]) -> str:
-    """committed: see `store_html`. Returns "" without groups."""
+    """Return the lags of groups as an HTML table, "" without groups."""
     lags = Counter[tuple[str, str]]()
     for row in groups_table(store, committed).to_pylist():
         if row["topic"] is not None:
@@ -131,7 +131,6 @@ def groups_html(store: StoreReader, committed: Mapping[str, Positions]) -> str:
 
 
 def _in_last_minute(store: StoreReader, row: TopicRow) -> int:
-    """Return 0 if the topic was deleted concurrently."""
     since = round(time.time() * 1000) - 60_000
     if row.newest is None or row.newest < since:
         return 0

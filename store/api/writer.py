@@ -46,7 +46,7 @@ _SPACE_SECONDS = 1.0  # between two checks of the space on the device
 
 
 class Writer:
-    """Methods raise `StoreClosed` after `close`."""
+    """One of the writers of a directory. Methods raise `StoreClosed` after `close`."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Writer:
         self.figures = Figures(directory.root)
 
     def start(self) -> None:
-        """The caller must be able to close this writer if an interrupt follows."""
+        """Start the threads. The caller must be able to close this writer if an interrupt follows."""
         self._flusher.start(self._config.flushIntervalCommitLog / 1000, self._after_flush)
 
     def _after_flush(self) -> None:
@@ -117,7 +117,7 @@ class Writer:
     def append(
         self, pieces: Iterable[Piece], *, flush: bool = False, unless: Condition | None = None
     ) -> AppendResult | None:
-        """As `Appender.append`. Also raises `StoreFull` if the device has little space."""
+        """Append pieces as `Appender.append`. Also raises `StoreFull` if the device has little space."""
         topics: set[str] = set()
         since = time.perf_counter()
         try:
@@ -195,19 +195,24 @@ class Writer:
         self._lock.must_not_reenter()
 
     def flush(self) -> None:
-        """Raises `FlushFailed`."""
+        """Sync everything published so far. Raises `FlushFailed`."""
         self._flusher.flush()
 
     def settle(self) -> None:
-        """Retention calls this before it deletes parts of the log from which queues could be rebuilt."""
+        """Flush, and record the lengths of the queues.
+
+        Retention calls this before it deletes parts of the log from which queues could be rebuilt.
+        """
         with self.held():
             self._flusher.flush()
             self._ends.note(self.published.confirm_offset, self.published.confirm_offset, {}, at_once=True)
 
     def close(self) -> None:
-        """Flush, and leave the directory's writers, after the running append.
+        """Flush, and leave the directory's writers, after the running append. The last writer marks the directory as
+        closed.
 
-        If this raises after leaving, the directory is not marked as closed: the file `abort` is not deleted.
+        If this raises `FlushFailed`, `StoreBusy` or `StoreReplaced`, the directory is not marked: the file `abort`
+        stays.
         """
         try:
             self._deliverer.stop()
@@ -295,7 +300,10 @@ class Append:
         self._open_parts().append([_with_fields(fields, self._records.of_own(messages))])
 
     def add_copies(self, copies: RecordCopies, places: CopyDestinations) -> None:
-        """Add copies of stored messages to any topics, with any properties. Raises `MessageRefused`."""
+        """Add copies of stored messages to any topics, with any properties.
+
+        Raises `MessageRefused` if the properties become too large.
+        """
         self._open_parts().append(list(self._records.of_copies(copies, places)))
 
     @overload
@@ -305,7 +313,7 @@ class Append:
     def publish(self, *, flush: bool = ..., unless: Condition | None = ...) -> AppendResult | None: ...
 
     def publish(self, *, flush: bool = False, unless: Condition | None = None) -> AppendResult | None:
-        """Append all added messages in order. When this returns, every reader sees them.
+        """Append all added messages in order. When this returns, every reader sees them. Return their places.
 
         flush: wait until the messages are on the device. After a crash of the machine, all of them exist or none.
         unless: called before the first write, under the append lock, so that no append happens after it. It may read

@@ -37,7 +37,7 @@ pc = _Compute()
 
 
 def arrow(values: npt.NDArray[Any], *, nulls: npt.NDArray[np.bool_] | None = None) -> pa.Array:
-    """values: shape (n,), native byte order. nulls: a mask."""
+    """Return an Arrow array. values: shape (n,), native byte order. nulls: a mask of null values."""
     validity = None if nulls is None else _bits(~nulls)
     data = _bits(values) if values.dtype == np.bool_ else pa.py_buffer(np.ascontiguousarray(values))
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [validity, data])
@@ -55,7 +55,7 @@ def numbers(array: pa.Array) -> npt.NDArray[Any]:
 
 
 def texts(values: Sequence[str]) -> pa.StringArray:
-    """Raises `UnicodeEncodeError` for a lone surrogate."""
+    """Return an Arrow array of texts. Raises `UnicodeEncodeError` for a lone surrogate."""
     joined = "".join(values)
     if joined.isascii():
         return _binary(joined.encode(), values).view(pa.string())

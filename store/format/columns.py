@@ -65,6 +65,7 @@ _EITHER = "run 'pyspark-mq verify': it says whether the queue or the log is dama
 
 
 def are_out_of_range(times: Ints) -> Mask:
+    """Return a mask of times (ms) that a timestamp cannot have."""
     outside: Mask = (times < FIRST_MS) | (times > LAST_MS)
     return outside
 
@@ -87,7 +88,7 @@ def check_columns(columns: Sequence[str]) -> None:
 
 
 class BlockRows(NamedTuple):
-    """Shape (n,) each."""
+    """The places of n messages, shape (n,) each. sizes: bytes."""
 
     queue_offsets: Ints
     physical_offsets: Ints
@@ -110,11 +111,12 @@ class Block:
         with_bodies: bool = False,
         with_trailers: bool = True,
     ) -> None:
-        """base: log offset of `view`. If the view joins several pieces of the log, each record's log offset minus its
-        position in the view. rows: n >= 1, ascending.
+        """Check the records of `rows`, at least one, ascending. Raises `CorruptRecord`.
 
-        with_bodies: first copy the bodies, because sequential memory access is fastest. with_trailers: also read and
-        check the parts after the bodies, for PROPERTY_COLUMNS and light queues. Raises `CorruptRecord`.
+        base: log offset of `view`. If the view joins several pieces of the log, each record's log offset minus its
+        position in the view.
+        with_bodies: first copy the bodies, because sequential memory access is fastest.
+        with_trailers: also read and check the parts after the bodies, for PROPERTY_COLUMNS and light queues.
         """
         self._queue = queue
         self._with_trailers = with_trailers
@@ -145,6 +147,7 @@ class Block:
         return _DECODERS[name](self)
 
     def check_crc(self) -> None:
+        """Raise `CorruptRecord` for the first record that does not match its CRC."""
         whole = self._records.have_property_crc
         self._need(
             crc_matches(self._records),
@@ -152,6 +155,7 @@ class Block:
         )
 
     def check_tags_codes(self, codes: Ints) -> None:
+        """Raise `CorruptRecord` for the first tag that does not match its entry's tags code."""
         wrong = are_wrong_codes(codes, self._tags, self._queue.topic)
         self._need(
             ~wrong,
@@ -178,6 +182,7 @@ class Block:
         return self._records.properties
 
     def value(self, name: str) -> pa.StringArray:
+        """Return a property's values, null if missing."""
         return self._properties.value(name)
 
     def moved(self, physical_offsets: Ints, *, with_delivery_marks: bool = True) -> Bytes:
@@ -209,7 +214,10 @@ def _another_record(block: Block, row: int) -> str:
 
 
 class LightBlock(Block):
-    """As in RocketMQ's client, topic and queue offset are the record's, and the queue id is the light queue's."""
+    """n messages of a light queue.
+
+    As in RocketMQ's client, topic and queue offset are the record's, and the queue id is the light queue's.
+    """
 
     def _in_queue(self) -> Mask:
         return self._records.sound.copy()
@@ -236,9 +244,8 @@ def _ints(block: Block, name: str, kind: pa.DataType) -> pa.Array:
 
 
 def _timestamps(block: Block, name: str) -> pa.TimestampArray:
-    """A time out of range is null: a producer may send any number, and no CRC covers it."""
     times = block._records.field(name)
-    outside = are_out_of_range(times)
+    outside = are_out_of_range(times)  # a producer may send any number, and no CRC covers it
     if not outside.any():
         return arrow(times * 1000).view(TIMESTAMP)
     return arrow(np.where(outside, 0, times) * 1000, nulls=outside).view(TIMESTAMP)
@@ -284,7 +291,7 @@ def _hosts(block: Block, which: str, bit: int) -> pa.StringArray:
 def _by_ip_version(
     block: Block, which: str, bit: int, named: Callable[[npt.NDArray[np.uint8], Ints], pa.StringArray]
 ) -> pa.StringArray:
-    """named: takes ip and port of k rows, shape (k, 8 or 20)."""
+    """Join the results of `named` for IPv4 and IPv6 rows. named: takes ip and port of k rows, shape (k, 8 or 20)."""
     if block._records.hosts_are_v4:
         return named(block._records.v4_hosts(which), np.arange(len(block)))
     v6 = (block.field("sys_flag") & bit) != 0
@@ -336,7 +343,10 @@ _HEX_OF_TWO = np.stack(np.broadcast_arrays(_HEX, _HEX[:, None]), axis=-1).copy()
 
 
 def _hex(*parts: npt.NDArray[np.uint8]) -> pa.StringArray:
-    """parts: byte matrices, contiguous and of even width. One with a single row counts for all rows."""
+    """Return upper-case hex of byte matrices side by side.
+
+    parts: contiguous and of even width. One with a single row counts for all rows.
+    """
     count, width = max(map(len, parts)), sum(part.shape[1] for part in parts)
     text = np.empty((count, width // 2), np.uint32)
     first = 0

@@ -1,5 +1,7 @@
-"""Delayed messages wait in SCHEDULE_TOPIC, queue `level - 1`, or with a time in TIMER_TOPIC. Their real topic is in
-properties.
+"""Delayed messages, which wait in one of RocketMQ's own topics until they are due.
+
+Messages with a delay level wait in SCHEDULE_TOPIC, queue `level - 1`, those with a time in TIMER_TOPIC. Their real
+topic is in properties.
 """
 
 from __future__ import annotations
@@ -38,13 +40,14 @@ _NEVER = 0
 
 
 class MessageDelays(NamedTuple):
-    """Shape (n,) each; 0 for none. deliver_at: ms."""
+    """The delays of n messages, shape (n,) each; 0 for none. deliver_at: ms since 1970."""
 
     levels: Ints
     deliver_at: Ints
 
     @staticmethod
     def of_messages(messages: Sequence[Message], now: int) -> MessageDelays | None:
+        """Return the delays of messages as `of`, None if none is delayed. now: ms."""
         if not any(message.delay_level or message.deliver_at is not None for message in messages):
             return None
         levels = [whole_number("delay_level", message.delay_level) for message in messages]
@@ -58,7 +61,7 @@ class MessageDelays(NamedTuple):
 
     @staticmethod
     def of(levels: Ints, deliver_at: Ints, now: int) -> MessageDelays | None:
-        """Return None if no message is delayed. A time before `now` (ms) is no delay.
+        """Return the delays, None if no message is delayed. A time before `now` (ms) is no delay.
 
         Levels as in RocketMQ, see `Message`. Raises `MessageRefused` for a time further away than brokers allow.
         """
@@ -88,6 +91,7 @@ def waiting(records: EncodedRecords, waits: MessageDelays, encoding: Encoding) -
 
 
 def waiting_places(places: CopyDestinations, waits: MessageDelays) -> CopyDestinations:
+    """Return where delayed messages wait. places: where they will be delivered."""
     levels, at, count = waits.levels, waits.deliver_at, len(places.queue_ids)
     by_level, by_time, anyhow = arrow(levels > 0), arrow(at > 0), arrow((levels > 0) | (at > 0))
     topics = pa.repeat(constant(places.topics), count) if isinstance(places.topics, str) else places.topics
@@ -107,7 +111,10 @@ def waiting_places(places: CopyDestinations, waits: MessageDelays) -> CopyDestin
 
 
 def timer_slots(deliver_at: Ints) -> Ints:
-    """RocketMQ's timer wheel delivers a slot's messages when its time is over. deliver_at: ms."""
+    """Return the slots (ms) of RocketMQ's timer wheel, which delivers a slot's messages when its time is over.
+
+    deliver_at: ms.
+    """
     slots: Ints = (deliver_at - 1) // TIMER_PRECISION_MS * TIMER_PRECISION_MS
     return slots
 

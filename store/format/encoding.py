@@ -1,4 +1,4 @@
-"""Encode columns of messages, and lists."""
+"""Encode messages, given as columns or as lists."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ def encode_columns(
     encoding: Encoding,
     now: int,
 ) -> EncodedRecords:
-    """topics: one for all, or n. now: ms. Raises `MessageRefused`."""
+    """Encode n messages in order. topics: one for all, or n. now: ms.
+
+    Raises `MessageRefused` for too large messages, and for content that could not be read again.
+    """
     count = len(messages)
     body_lengths = lengths(messages.body)
     check_body_size(int(body_lengths.max(initial=0)), encoding.max_message_size)
@@ -93,8 +96,10 @@ def encode_columns(
 
 
 class RecordTopics(NamedTuple):
-    """names: the distinct topics. which: each record's index in them, or 0 for all. magic: one for all, or n. each,
-    same: the bytes between body and properties: first `each` (length n), then `same` in all.
+    """The topics of n records.
+
+    names: the distinct topics. which: each record's index in them, or 0 for all. magic: one for all, or n. each, same:
+    the bytes between body and properties: first `each` (length n), then `same` in all records.
     """
 
     names: list[str]
@@ -153,12 +158,11 @@ def _headers(
 
 
 def _crcs(bodies: pa.BinaryArray) -> Ints:
-    """Releases the GIL from time to time, for the thread that appends the previous piece."""
     crcs = np.empty(len(bodies), np.int64)
     rows = max(1, min(_CRC_ROWS, len(bodies) * _CRC_BYTES // max(1, int(lengths(bodies).sum()))))
     for first in range(0, len(bodies), rows):
         if first:
-            time.sleep(0)
+            time.sleep(0)  # releases the GIL for the thread that appends the previous piece
         crcs[first : first + rows] = body_crcs(bodies[first : first + rows])
     return crcs
 
@@ -193,6 +197,7 @@ def _encode_properties(messages: MessageColumns) -> tuple[list[bytes], list[pa.B
 
 
 def encoded_properties(messages: MessageColumns) -> pa.BinaryArray:
+    """Return the encoded properties of n messages. Raises `MessageRefused`."""
     texts, values = _encode_properties(messages)
     every = pa.repeat(constant(texts[0]), len(messages))
     pieces = [piece for value, text in zip(values, texts[1:], strict=True) for piece in (value, constant(text))]
@@ -258,7 +263,7 @@ class NotColumns(Exception):
 def encode_list(
     messages: Sequence[Message], queue_ids: Sequence[int], encoding: Encoding, now: int
 ) -> EncodedRecords | list[EncodedRecord]:
-    """Many messages are encoded as columns, which is faster."""
+    """Encode messages as `encode_messages`; many are encoded as columns, which is faster."""
     if len(messages) >= MANY:
         try:
             topics, columns = _columns(messages, now)
@@ -289,7 +294,10 @@ def _columns(messages: Sequence[Message], now: int) -> tuple[str | pa.StringArra
 
 
 def table_of(fields: Sequence[Sequence[Any]]) -> pa.Table:
-    """fields: those of `Message` in order, without the topic, n values each. Raises `NotColumns`."""
+    """Return a table for `append_table`. Raises `NotColumns`.
+
+    fields: those of `Message` in order, without the topic, n values each.
+    """
     bodies, tags, keys, properties, queue_ids, sharding_keys, flags, born_timestamps, delay_levels, deliver_at = fields
     try:
         columns = {

@@ -124,8 +124,10 @@ def tags_codes(tags: pa.StringArray) -> Ints:
 
 
 def are_wrong_codes(codes: Ints, tags: pa.StringArray, topic: str) -> Mask:
-    """Codes that cannot be checked are not wrong: delivery times, addresses in a queue extension, hashes of tags that
-    are not UTF-8 (RocketMQ may decode them differently).
+    """Return a mask of tags codes that do not match the tags.
+
+    Codes that cannot be checked are not wrong: delivery times, addresses in a queue extension, hashes of tags that are
+    not UTF-8 (RocketMQ may decode them differently).
     """
     wrong: Mask = codes != tags_codes(tags)
     if wrong.any():
@@ -170,7 +172,7 @@ class QueueEntry(NamedTuple):
 
 
 def light_places(properties: PropertyColumns, topics: list[str], topic_ids: Ints) -> Iterator[tuple[int, MessagePlace]]:
-    """Yield each row with its places in light queues. topic_ids: indices into `topics`."""
+    """Yield a row and a place for each light queue that a record is in. topic_ids: indices into `topics`."""
     queues = properties.value(PROPERTY_LIGHT_QUEUES)
     if queues.null_count == len(queues):
         return
@@ -181,7 +183,7 @@ def light_places(properties: PropertyColumns, topics: list[str], topic_ids: Ints
 
 
 def is_place_of(place: MessagePlace, own: MessagePlace, properties: Mapping[str, str]) -> bool:
-    """`place` may be in a light queue."""
+    """Return whether a record is at `place`: its own place, or one in a light queue."""
     names, offsets = properties.get(PROPERTY_LIGHT_QUEUES, ""), properties.get(PROPERTY_LIGHT_OFFSETS, "")
     return place == own or place in _light_places(own.topic, names, offsets)
 
@@ -207,7 +209,9 @@ def are_in_light_queue(properties: PropertyColumns, topic: str, queue_offsets: I
 
 
 def _light_places(topic: str, names: str, offsets: str) -> Iterator[MessagePlace]:
-    """A client may set both properties, so names that are no light queues are ignored. With different lengths both are
+    """Yield a record's places in light queues.
+
+    A client may set both properties, so names that are no light queues are ignored. With different lengths both are
     ignored, as in RocketMQ.
     """
     if not names or not _has_light_queues(topic):

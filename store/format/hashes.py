@@ -78,7 +78,7 @@ def _utf16_units(
 
 
 def _hash_units(units: npt.NDArray[np.uint32], bounds: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.int32]:
-    """seed: the hash of a common prefix.
+    """Hash each units[bounds[i]:bounds[i+1]]. seed: the hash of a common prefix.
 
     sum(u[k] * 31^(end-1-k)) is 31^(end-1) * sum(u[k] * 31^-k), and 31 has an inverse modulo 2^32. So one cumulative
     sum, its differences at the bounds, and one multiplication give all hashes.
@@ -110,6 +110,7 @@ def _all_powers(base: int, count: int) -> npt.NDArray[np.uint32]:
 
 
 def key_hash(topic: str, key: str) -> int:
+    """Return the index hash of a key, from 0 to 2^31 - 1."""
     hashed = abs(java_hash_code(f"{topic}{INDEX_KEY_SEPARATOR}{key}"))
     return hashed if hashed <= _MAX_INT else 0
 
@@ -183,6 +184,7 @@ def body_crc(body: bytes) -> int:
 
 
 def property_crc(before: bytes) -> bytes:
+    """Return a record's CRC property. before: the record's other bytes."""
     return PROPERTY_CRC_NAME + crc_digits(np.array([body_crc(before)])).tobytes() + PROPERTY_CRC_END
 
 
@@ -206,7 +208,7 @@ def crcs_of_digits(digits: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
 def crcs_between(
     data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """The ranges must ascend."""
+    """Return the CRCs of ranges [start, end), which must ascend."""
     return body_crcs(cut(data, starts, ends - starts))
 
 

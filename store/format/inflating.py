@@ -20,7 +20,7 @@ _STEP_BYTES = 256 << 10
 
 
 class BodyBounds(NamedTuple):
-    """body, batch: bytes, of one decompressed body, and of all in a batch."""
+    """Limits of decompression. body, batch: bytes, of one decompressed body, and of all in a batch."""
 
     body: int
     batch: int
@@ -36,7 +36,7 @@ def decompress(body: bytes, sys_flag: int, max_bytes: int) -> bytes:
 
 
 def inflated_size(body: bytes, sys_flag: int, max_bytes: int) -> int:
-    """Needs little memory. Raises as `decompress`."""
+    """Return a body's size after decompression, using little memory. Raises as `decompress`."""
     return sum(map(len, _pieces(body, sys_flag, max_bytes)))
 
 
@@ -63,6 +63,7 @@ def _pieces(body: bytes, sys_flag: int, max_bytes: int) -> Iterator[bytes]:
 
 
 def named(error: UnreadableBody, where: object) -> UnreadableBody:
+    """Return the error with the message's place and advice how to continue."""
     return type(error)(
         f'{where}: {error}. To read the message without its body, set unreadable="null" (in scan, or as an option of a '
         "query). To skip the message, read on from the next offset"
@@ -72,7 +73,7 @@ def named(error: UnreadableBody, where: object) -> UnreadableBody:
 def inflated(
     batch: pa.RecordBatch, sys_flags: npt.NDArray[np.int64], where: Callable[[int], str], bounds: BodyBounds
 ) -> Iterator[pa.RecordBatch]:
-    """Yield batches within `bounds`, of at least one row.
+    """Yield rows with decompressed bodies, in batches within `bounds` of at least one row.
 
     Depending on `bounds.unreadable`, raises `UnreadableBody` after the rows before that message.
     """
@@ -134,7 +135,7 @@ def _zlib(body: bytes) -> Iterator[bytes]:
 
 
 def _arrow(codec: str, body: bytes) -> Iterator[bytes]:
-    """Arrow's decoders for whole bodies need their size, which RocketMQ's frames may lack."""
+    # Arrow's decoders for whole bodies need their size, which RocketMQ's frames may lack.
     stream = pa.CompressedInputStream(pa.BufferReader(body), codec)
     while piece := stream.read(_STEP_BYTES):
         yield piece

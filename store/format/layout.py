@@ -197,7 +197,7 @@ def field_offset(dtype: np.dtype[np.void], name: str) -> int:
 
 
 def struct_of(dtype: np.dtype[np.void]) -> struct.Struct:
-    """Many times faster for single values."""
+    """Return a struct, which is many times faster for single values."""
     codes = (_STRUCT_CODES.get(dtype[name].str, f"{dtype[name].itemsize}s") for name in dtype.names or ())
     return struct.Struct(">" + "".join(codes))
 

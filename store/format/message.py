@@ -86,7 +86,7 @@ class Message:
 def encode_messages(
     messages: Sequence[Message], queue_ids: Sequence[int], encoding: Encoding, now: int
 ) -> list[EncodedRecord]:
-    """now: ms. Raises `MessageRefused`."""
+    """Encode messages. now: ms. Raises `MessageRefused`."""
     return [_encode(message, queue_id, encoding, now) for message, queue_id in zip(messages, queue_ids, strict=True)]
 
 
@@ -142,6 +142,7 @@ def check_mapping(properties: object) -> None:
 
 
 def check_key(key: object) -> None:
+    """Raise `MessageRefused` if a key is no text, or has a blank."""
     if not isinstance(key, str):
         raise illegal(f"key {key!r:.40}: must be a text")
     if KEY_SEPARATOR in key:
@@ -155,6 +156,7 @@ _NO_TAG = re.compile(NO_TAG)
 
 @cached_if_short
 def check_tag(tag: str) -> None:
+    """Raise `MessageRefused` for a tag that no subscription can select."""
     if _NO_TAG.search(tag):
         raise illegal(
             f"tag {tag!r}: a message has one tag, and no subscription can name one with '|', control characters, or "
@@ -163,7 +165,7 @@ def check_tag(tag: str) -> None:
 
 
 def whole_number(name: str, value: object) -> int:
-    """Raises `MessageRefused` for another type, such as "1" or 1.0."""
+    """Return an integer. Raises `MessageRefused` for another type, such as "1" or 1.0."""
     try:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -171,6 +173,7 @@ def whole_number(name: str, value: object) -> int:
 
 
 def check_fits(name: str, value: object, bits: int) -> None:
+    """Raise `MessageRefused` if a number has more than `bits` bits."""
     number = value if type(value) is int else whole_number(name, value)
     if not -(1 << bits - 1) <= number < 1 << bits - 1:
         raise illegal(f"{name} {value}: must fit a signed {bits}-bit integer")

@@ -50,7 +50,7 @@ Ints = npt.NDArray[np.int64]
 class MessageColumns:
     """The checked columns of n messages of one topic, length n each; None for a missing column.
 
-    born_timestamps: ms. delay_levels, deliver_at (ms): 0 for none.
+    queue_ids: ANY_QUEUE if the store chooses. born_timestamps: ms. delay_levels, deliver_at (ms): 0 for none.
     """
 
     body: pa.BinaryArray
@@ -69,7 +69,10 @@ class MessageColumns:
 
     @staticmethod
     def of(piece: pa.Table) -> MessageColumns:
-        """piece: see `split`. Raises `InvalidColumns`, and `MessageRefused` for a key with a blank."""
+        """Convert a piece of a table, see `split`.
+
+        Raises `InvalidColumns`, and `MessageRefused` for a key with a blank.
+        """
         columns = {name: _in_one(name, piece[name]) for name in piece.column_names}
 
         def text(name: str) -> pa.StringArray | None:
@@ -95,10 +98,10 @@ class MessageColumns:
 
 
 def as_table(messages: object) -> pa.Table | pa.RecordBatchReader:
-    """messages: a pyarrow Table, RecordBatch or RecordBatchReader, a pandas data frame, or any object with the Arrow
-    stream interface.
+    """Return messages as a table or stream, after checking names and types of columns.
 
-    Raises `InvalidColumns`.
+    messages: a pyarrow Table, RecordBatch or RecordBatchReader, a pandas data frame, or any object with the Arrow
+    stream interface. Raises `InvalidColumns`.
     """
     table = _as_table(messages)
     names = table.schema.names
@@ -138,7 +141,10 @@ def _as_table(messages: object) -> pa.Table | pa.RecordBatchReader:
 def split(
     table: pa.Table | pa.RecordBatchReader, max_bytes: int = _PIECE_BYTES, max_rows: int = _PIECE_ROWS
 ) -> Iterator[pa.Table]:
-    """max_bytes: of Arrow data, approximate. Raises `InvalidColumns` for a stream that was read before."""
+    """Yield pieces of a table. max_bytes: of Arrow data, approximate.
+
+    Raises `InvalidColumns` for a stream that was read before.
+    """
     for part in _gathered(table, max_bytes, max_rows) if isinstance(table, pa.RecordBatchReader) else (table,):
         rows = max(1, min(max_rows, part.num_rows * max_bytes // max(1, part.nbytes)))
         yield from (part.slice(first, rows) for first in range(0, part.num_rows, rows))
@@ -173,7 +179,6 @@ def _in_one(name: str, column: pa.ChunkedArray) -> pa.Array:
 
 
 def _cast(name: str, column: pa.Array, kind: pa.DataType, fits: Callable[[pa.DataType], bool]) -> pa.Array:
-    """Arrow alone would also cast between numbers and text."""
     if column.type == kind:
         return column
     try:
@@ -182,7 +187,7 @@ def _cast(name: str, column: pa.Array, kind: pa.DataType, fits: Callable[[pa.Dat
         raise InvalidColumns(f"column {name!r}: {error}; {_SMALLER}") from error
     expected = _TABLE_COLUMNS[name]
     wrong = f"column {name!r} is {column.type}, expected {expected}"
-    if not fits(column.type):
+    if not fits(column.type):  # Arrow would also cast between numbers and text
         raise InvalidColumns(wrong)
     try:
         return column.cast(kind)
@@ -271,9 +276,8 @@ def _integers(name: str, column: pa.Array) -> Ints:
 
 
 def _valid(name: str, texts: pa.StringArray) -> pa.StringArray:
-    """Arrow does not check by itself that texts are UTF-8."""
     try:
-        texts.validate(full=True)
+        texts.validate(full=True)  # Arrow does not check by itself that texts are UTF-8
     except pa.ArrowInvalid as error:
         raise InvalidColumns(f"column {name!r}: {error}") from error
     return texts

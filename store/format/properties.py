@@ -31,7 +31,10 @@ _END = constant(bytes([PROPERTY_SEPARATOR]))
 
 
 def encode_properties(properties: Mapping[str, str], behind: bytes = b"") -> bytes:
-    """Encode a user's properties. Empty values are left out, because RocketMQ's parser drops them."""
+    """Encode a user's properties. Empty values are left out, because RocketMQ's parser drops them.
+
+    Raises `MessageRefused` for texts that cannot be stored, and for more than 32,767 bytes.
+    """
     for name, value in properties.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise MessageRefused(
@@ -51,7 +54,7 @@ def encode_properties(properties: Mapping[str, str], behind: bytes = b"") -> byt
 
 
 def join_properties(properties: Mapping[str, str], behind: bytes = b"") -> bytes:
-    """Encode stored properties."""
+    """Encode stored properties. Raises `MessageRefused` for their size or a lone surrogate."""
     text = "".join([f"{name}{_NAME_VALUE}{value}{_PROPERTY}" for name, value in properties.items() if value])
     try:
         encoded = text.encode() + behind
@@ -65,7 +68,7 @@ def join_properties(properties: Mapping[str, str], behind: bytes = b"") -> bytes
 
 
 def too_many_zeros(what: str) -> MessageRefused:
-    """Recovery would take these zeros for a lost sector, and so for the log's end."""
+    """Return the error for zeros that recovery would take for a lost sector, and so for the log's end."""
     return MessageRefused(
         PutStatus.MESSAGE_ILLEGAL,
         f"{what}: {SECTOR_BYTES} zeros in a row look like a sector that the device lost; put such values into the body",
@@ -134,7 +137,7 @@ class PropertyColumns:
         return _strings(self._data, self._splits[pieces] + 1, self._ends[pieces])
 
     def maps(self) -> pa.MapArray:
-        """Without the record's checksum. No nulls."""
+        """Return the properties as maps, without the record's checksum. No nulls."""
         keep = ~self._overridden
         keep[self._named(PROPERTY_CRC.encode())] = False
         offsets = np.searchsorted(self._rows[keep], np.arange(self._count + 1)).astype(np.int32)
@@ -143,7 +146,7 @@ class PropertyColumns:
         return pa.MapArray.from_arrays(arrow(offsets), names, values)
 
     def without(self, names: Iterable[str]) -> pa.BinaryArray:
-        """The remaining properties keep their bytes."""
+        """Return the encoded properties without `names`; all others keep their bytes."""
         pieces = np.concatenate([self._named(name.encode()) for name in names])
         edges = np.zeros(len(self._data) + 1, np.int64)
         edges[self._starts[pieces]] += 1
@@ -183,7 +186,7 @@ class PropertyColumns:
         return named
 
     def _is(self, starts: Ints, name: bytes) -> npt.NDArray[np.bool_]:
-        """The data must have as many bytes after each start."""
+        # The data must have as many bytes after each start.
         # Comparing integers is faster, and most names have four or eight bytes.
         kind = {4: "<u4", 8: "<u8"}.get(len(name), f"S{len(name)}")
         names = np.ndarray((max(0, len(self._data) - len(name) + 1),), kind, buffer=self._data, strides=(1,))
@@ -212,7 +215,7 @@ def dicts(maps: pa.MapArray) -> list[dict[str, str]]:
 
 
 def _strings(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> pa.StringArray:
-    """The ranges must ascend without overlap. Bytes that are not UTF-8 are replaced."""
+    """Return the texts in ranges, which must ascend without overlap. Bytes that are not UTF-8 are replaced."""
     if not len(starts):
         return texts([])
     taken = cut(data, starts, ends - starts)

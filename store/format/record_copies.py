@@ -48,8 +48,8 @@ class CopyDestinations(NamedTuple):
     """The destinations of n copies, and their changes.
 
     topics: one for all, or n.
-    properties: null or "" removes a property.
-    fields: of the header.
+    properties: new values by name; null or "" removes a property.
+    fields: new values of fields of the header.
     delays: ms, see `EncodedRecords`.
     """
 
@@ -64,7 +64,8 @@ class CopyDestinations(NamedTuple):
 class RecordCopies:
     """The content of n stored records.
 
-    headers: with space for an IPv6 born host. bodies: as stored. properties: encoded, without the record's checksum.
+    headers: with space for an IPv6 born host; an IPv4 host is in its first bytes. bodies: as stored. properties:
+    encoded, without the record's checksum.
     """
 
     headers: npt.NDArray[np.void]
@@ -76,7 +77,7 @@ class RecordCopies:
 
     @staticmethod
     def of(records: RecordView) -> RecordCopies:
-        """records: sound and ascending, with measured topics."""
+        """Copy records, which must be sound and ascending, with measured topics."""
         headers = np.zeros(len(records), _WIDEST)
         for name in _KEPT:
             headers[name] = records.field(name)
@@ -92,7 +93,7 @@ class RecordCopies:
 
     @staticmethod
     def of_messages(messages: Sequence[StoredMessage]) -> RecordCopies:
-        """messages: from another log, or deleted here. Raises `MessageRefused`."""
+        """Copy messages from another log, or deleted here. Raises `MessageRefused`."""
         headers = np.zeros(len(messages), _WIDEST)
         headers["body_crc"] = [body_crc(each.body) for each in messages]
         headers["body_length"] = [len(each.body) for each in messages]
@@ -122,6 +123,7 @@ class RecordCopies:
         return RecordCopies(self.headers[rows], self.bodies.take(index), self.properties.take(index))
 
     def value(self, name: str) -> pa.StringArray:
+        """Return a property's values, null if missing."""
         return self._named.value(name)
 
     def field(self, name: str) -> Ints:
@@ -201,10 +203,10 @@ def _may_have_lost_sector(properties: pa.BinaryArray) -> Mask:
 
 
 def _with_last_separator(properties: pa.BinaryArray) -> pa.BinaryArray:
-    """A client may omit the last separator."""
     data, bounds = flat(properties)
     if not len(data):
         return properties
+    # A client may omit the last separator.
     is_open = (data[bounds[1:] - 1] != PROPERTY_SEPARATOR) & (np.diff(bounds) > 0)
     if not is_open.any():
         return properties
@@ -228,8 +230,7 @@ def _lengths(part: pa.BinaryArray | bytes) -> Ints | int:
 
 
 def _as(headers: npt.NDArray[np.void], kind: np.dtype[np.void]) -> npt.NDArray[np.void]:
-    """The born host may become shorter."""
     made = np.empty(len(headers), kind)
-    for name in kind.names or ():
+    for name in kind.names or ():  # the born host may become shorter
         made[name] = headers[name][:, : kind[name].shape[0]] if kind[name].shape else headers[name]
     return made

@@ -82,7 +82,7 @@ class RecordView:
         return gather(self.view, self._inside(self.field_positions(name)), RECORD_HEADER[name].str)
 
     def field_positions(self, name: str) -> Ints:
-        """IPv6 hosts shift the fields after them."""
+        """Return a field's positions in `view`. IPv6 hosts shift the fields after them."""
         offset = field_offset(RECORD_HEADER, name)
         positions = self.positions + offset
         if self.hosts_are_v4:
@@ -94,14 +94,14 @@ class RecordView:
         return positions
 
     def v4_hosts(self, which: str) -> Bytes:
-        """which: "born" or "store". Returns ip and port, shape (n, 8); all must be IPv4."""
+        """Return ip and port of the "born" or "store" hosts, shape (n, 8). All must be IPv4."""
         first = field_offset(RECORD_HEADER, f"{which}_ip")
         behind = field_offset(RECORD_HEADER, f"{which}_port") + RECORD_HEADER[f"{which}_port"].itemsize
         hosts: Bytes = np.ascontiguousarray(self._header_bytes[:, first:behind])
         return hosts
 
     def expect_topic(self, topic: bytes) -> Mask:
-        """Also measures the parts after the body."""
+        """Return a mask of the records with this topic. Also measures the parts after the body."""
         widths = self._topic_widths()
         if isinstance(widths, int):
             return self._expect_topic_of_width(widths, topic)
@@ -112,7 +112,7 @@ class RecordView:
         return same
 
     def _expect_topic_of_width(self, width: int, topic: bytes) -> Mask:
-        """width: of the topic's length field, bytes.
+        """Do `expect_topic` if the topic's length field has `width` bytes in all records.
 
         Compares machine words that end with the properties' length, and masks out the bytes before the topic: several
         times faster than comparing strings.
@@ -146,20 +146,22 @@ class RecordView:
         self._set_parts(starts, lengths, properties_lengths)
 
     def slices(self, starts: Ints, lengths: Ints) -> pa.BinaryArray:
+        """Return bytes of each record; all must be sound."""
         return cut(self.view, starts, lengths)
 
     @cached_property
     def stored_bodies(self) -> pa.BinaryArray:
-        """All records must be sound."""
+        """Bodies as stored. All records must be sound."""
         return self.slices(self.body_starts, self.body_lengths)
 
     @cached_property
     def properties(self) -> pa.BinaryArray:
+        """Encoded properties. Records must be as for `crc_matches`."""
         return self.slices(self.properties_starts, self.properties_lengths)
 
     @cached_property
     def have_property_crc(self) -> Mask:
-        """The records must be as for `crc_matches`."""
+        """Mask of records with a CRC of the whole record. They must be as for `crc_matches`."""
         if self.properties_lengths.sum() < _CRC_WORD.nbytes:
             return np.zeros(len(self), np.bool_)
         data, bounds = flat(self.properties)  # denser than the log
@@ -210,7 +212,7 @@ def moved_records(records: RecordView, physical_offsets: Ints, *, with_delivery_
 
 
 def crc_matches(records: RecordView) -> Mask:
-    """Check the CRC of the whole record if it has one, otherwise of the body; an empty body matches.
+    """Return a mask of the records that match their CRC, of the record or else of its body. An empty body matches.
 
     All records must be sound, with expected or measured topics.
     """

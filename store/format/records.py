@@ -85,7 +85,7 @@ class EncodedRecords:
         self.headers["store_timestamp"] = store_timestamp
 
     def encoded(self, first: int, last: int) -> memoryview:
-        """At least one record, less than 2 GiB."""
+        """Return the bytes of records [first, last): at least one record, less than 2 GiB."""
         headers = self.headers[first:last].view(np.uint8).reshape(last - first, -1)
         parts = [constant(part) if isinstance(part, bytes) else part[first:last] for part in self.rests]
         joined = pc.binary_join_element_wise(rows_as_binary(headers), *parts, constant(b""))
@@ -107,7 +107,7 @@ class EncodedRecords:
 
 
 def write_crcs(data: Bytes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> None:
-    """The records must ascend."""
+    """Write records' CRCs into the bytes reserved for them. The records must ascend."""
     crcs = crcs_between(data, starts, ends - PROPERTY_CRC_BYTES)
     template = np.frombuffer(property_crc(b""), np.uint8)
     last = np.repeat(template[None], len(starts), axis=0)
@@ -117,14 +117,17 @@ def write_crcs(data: Bytes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.
 
 
 def gather(buffer: Bytes, positions: npt.NDArray[np.int64], kind: str) -> npt.NDArray[np.int64]:
-    """kind: such as '>i4'. A view with a stride of one byte needs no copy and no alignment."""
+    """Read big-endian integers of dtype `kind`, such as '>i4', at any byte positions.
+
+    A view with a stride of one byte needs no copy and no alignment.
+    """
     width = np.dtype(kind).itemsize
     view = np.ndarray((max(0, len(buffer) - width + 1),), kind, buffer=buffer, strides=(1,))
     return view[positions].astype(np.int64)
 
 
 def gather_rows(buffer: Bytes, positions: npt.NDArray[np.int64], width: int) -> Bytes:
-    """width: at least 1."""
+    """Copy `width` (at least 1) bytes from each position, shape (n, width)."""
     view = np.ndarray((max(0, len(buffer) - width + 1),), f"V{width}", buffer=buffer, strides=(1,))
     return view[positions].view(np.uint8).reshape(len(positions), width)
 
@@ -137,7 +140,10 @@ def rows_as_binary(matrix: Bytes) -> pa.BinaryArray:
 
 
 class EncodedRecord(NamedTuple):
-    """header: values of RECORD_HEADER's fields, in order. rest: the bytes after it."""
+    """One record, with the fields of `EncodedRecords`.
+
+    header: values of RECORD_HEADER's fields, in order. rest: the bytes after it.
+    """
 
     header: list[Any]
     rest: bytes
@@ -162,7 +168,7 @@ class EncodedRecord(NamedTuple):
 
 
 def set_field(records: EncodedRecords | Sequence[EncodedRecord], name: str, values: npt.ArrayLike) -> None:
-    """values: one for all records, or n."""
+    """Set a header field of records. values: one for all records, or n."""
     if isinstance(records, EncodedRecords):
         records.headers[name] = values
         return
@@ -174,7 +180,7 @@ def set_field(records: EncodedRecords | Sequence[EncodedRecord], name: str, valu
 
 
 def as_columns(records: EncodedRecords | Sequence[EncodedRecord]) -> EncodedRecords:
-    """records: at least one. Raises `MessageRefused` for more bytes than columns can have."""
+    """Return at least one record as columns. Raises `MessageRefused` for more bytes than columns can have."""
     return records if isinstance(records, EncodedRecords) else _columns(records)
 
 

@@ -1,4 +1,4 @@
-"""Messages that were read (MessageDecoder)."""
+"""Messages that were read, and their decoding (MessageDecoder)."""
 
 from __future__ import annotations
 
@@ -85,7 +85,10 @@ assert _PROPERTIES_LENGTH.size == PROPERTIES_LENGTH_BYTES
 
 
 def decode_record(record: bytes, where: object, *, check_crc: bool = True) -> StoredMessage:
-    """Decode without decompressing the body. where: names the record in errors. Raises `CorruptRecord`."""
+    """Decode a record, without decompressing the body. where: names the record in errors.
+
+    Raises `CorruptRecord` for wrong lengths, magic or CRC.
+    """
     if len(record) < MIN_RECORD_BYTES:
         raise _wrong(where, f"the record has only {len(record)} bytes")
     header = _HEADER
@@ -146,7 +149,7 @@ def decode_record(record: bytes, where: object, *, check_crc: bool = True) -> St
 
 
 def stored_messages(block: Block) -> list[StoredMessage]:
-    """Decode as `decode_record`, with the queue id of the block."""
+    """Decode the messages of a block as `decode_record`, with the queue id of the block."""
 
     def column(name: str) -> list[str]:
         return block.column(name).to_pylist()  # type: ignore[no-any-return]
@@ -177,8 +180,9 @@ def stored_messages(block: Block) -> list[StoredMessage]:
 
 
 def lengths_add_up(size: int, read: Callable[[int, int], bytes]) -> bool:
-    """Check the lengths of a record's parts. read: takes a position in the record and a length, and returns the bytes,
-    fewer at the end.
+    """Return whether the lengths of a record's parts add up to `size` bytes.
+
+    read: takes a position in the record and a length, and returns the bytes, fewer at the end.
     """
     begin = read(0, _HEADERS[True][True].size)
     if len(begin) < _HEADER.size:
@@ -210,6 +214,7 @@ def _wrong(where: object, what: str) -> CorruptRecord:
 
 
 def must_match_entry(message: StoredMessage, entry: QueueEntry) -> None:
+    """Raise `CorruptRecord` if an entry does not match its message."""
     tag = message.properties.get(PROPERTY_TAGS)
     own = MessagePlace(*message[:3])
     is_code = entry.tags_code == java_hash_code(tag or "") or (  # faster for one
@@ -226,7 +231,7 @@ def must_match_entry(message: StoredMessage, entry: QueueEntry) -> None:
 
 
 def inflated(message: StoredMessage, where: object, max_bytes: int) -> StoredMessage:
-    """where: for errors. Raises `UnreadableBody`."""
+    """Decompress the body. where: names the message in errors. Raises `UnreadableBody`."""
     if not message.sys_flag & SYS_COMPRESSED:
         return message
     try:
@@ -237,7 +242,7 @@ def inflated(message: StoredMessage, where: object, max_bytes: int) -> StoredMes
 
 
 def inflated_or_raw(message: StoredMessage, max_bytes: int) -> StoredMessage:
-    """Leave an unreadable body as it is stored, with the reason in property `BODY_ERROR`."""
+    """Decompress the body. An unreadable one stays as it is stored, with the reason in property `BODY_ERROR`."""
     try:
         return inflated(message, "", max_bytes)
     except UnreadableBody as error:

@@ -1,4 +1,4 @@
-"""Strict JSON with msgspec: anything else raises `ValueError`.
+"""Strict JSON with msgspec: text that is not JSON of the expected type raises `ValueError`.
 
 So do NaN and infinity, integers of more than 4,300 digits, lone surrogates, encodings other than UTF-8, and too deep
 nesting.
@@ -30,7 +30,7 @@ def decode(data: bytes | str, kind: type[T], *, strict: bool = ...) -> T: ...
 
 
 def decode(data: bytes | str, kind: Any = Any, *, strict: bool = True) -> Any:
-    """kind: for example a dataclass or a `msgspec.Struct`. strict: if False, a number may be a text."""
+    """Parse JSON. kind: for example a dataclass or a `msgspec.Struct`. strict: if False, a number may be a text."""
     try:
         return msgspec.json.decode(data, type=kind, strict=strict)
     except RecursionError:
@@ -46,7 +46,7 @@ def decode_fastjson(data: bytes, kind: type[T]) -> T: ...
 
 
 def decode_fastjson(data: bytes, kind: Any = Any) -> Any:
-    """RocketMQ's fastjson writes integer keys without quotes, as in {0:5}."""
+    """Parse JSON of RocketMQ's fastjson, which writes integer keys without quotes, as in {0:5}."""
     try:
         return decode(data, kind)
     except msgspec.ValidationError:
@@ -56,7 +56,7 @@ def decode_fastjson(data: bytes, kind: Any = Any) -> Any:
 
 
 def decode_unique(text: str) -> Any:
-    """Also raises `ValueError` for a duplicate name in one object."""
+    """Parse JSON. Also raises `ValueError` for a duplicate name in one object."""
     try:
         return json.loads(text, object_pairs_hook=_unique_names)
     except RecursionError:

@@ -38,7 +38,7 @@ def check_topic_name(topic: str) -> None:
 
 
 def is_folder_name(topic: str) -> bool:
-    """A damaged name must not lead out of the store."""
+    """Return whether a topic can be a folder's name. A damaged name must not lead out of the store."""
     try:
         size = len(topic.encode(errors="surrogateescape"))  # the system's file names need not be UTF-8
     except UnicodeEncodeError:  # a lone surrogate
@@ -56,5 +56,5 @@ def is_internal_topic(topic: str) -> bool:
 
 
 def needs_no_entry(topic: str) -> bool:
-    """Light queues, and system topics in some versions, may be missing in a broker's table."""
+    """Return whether a broker's table may lack a topic: light queues, and system topics in some versions."""
     return topic in SYSTEM_TOPICS or topic.startswith((SYSTEM_TOPIC_PREFIX, LIGHT_PREFIX))

@@ -7,7 +7,7 @@ from typing import Final
 
 
 class RequestCode(IntEnum):
-    """To name servers or brokers, unless noted."""
+    """Codes of requests, to name servers or brokers unless noted."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -62,7 +62,7 @@ class RequestCode(IntEnum):
 
 
 class CommandFlag(IntEnum):
-    """A request that expects a response has none of them."""
+    """Bits of a command's flag. A request that expects a response has none of them."""
 
     RESPONSE = 1
     ONEWAY = 2
@@ -98,7 +98,7 @@ VERSION: Final = 479  # RocketMQ 5.3.3, as we identify ourselves
 
 
 class ResponseCode(IntEnum):
-    """Of name servers and brokers of version 5."""
+    """Codes of responses, of name servers and brokers of version 5."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1

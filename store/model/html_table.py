@@ -7,7 +7,7 @@ from html import escape
 
 
 def html_table(caption: str, names: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Integers are right-aligned, with separators. None is shown as a dash."""
+    """Return an HTML table. Integers are right-aligned, with separators. None is shown as a dash."""
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     return f"<table><caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -16,7 +16,7 @@ _MAX_SECONDS = 253_402_300_799  # year 9999
 
 
 def integer(name: str, value: SupportsIndex, minimum: int = -LONG_MAX - 1, maximum: int = LONG_MAX) -> int:
-    """A bool or a float is no integer."""
+    """Return an integer. Raises `InvalidArgument` for a bool, a float, or a number out of bounds."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -29,6 +29,7 @@ def integer(name: str, value: SupportsIndex, minimum: int = -LONG_MAX - 1, maxim
 
 
 def seconds(name: str, value: float) -> float:
+    """Return a time or a time span. Raises `InvalidArgument` if it is no number, or after the year 9999."""
     try:
         number = math.nan if isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -39,6 +40,7 @@ def seconds(name: str, value: float) -> float:
 
 
 def span(name: str, value: float) -> float:
+    """Return a time span in seconds. Raises as `seconds`, and for a negative number."""
     number = seconds(name, value)
     if number < 0:
         raise InvalidArgument(f"{name}={value}: give a number of seconds, 0 or more")

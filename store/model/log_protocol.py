@@ -28,7 +28,10 @@ BATCH_BYTES = 12 << 20  # Spark reads rows of 1,000 bytes 6 % faster than with 8
 
 @dataclass(frozen=True, slots=True, order=True)
 class Queue:
-    """broker: "" in a directory. Queues sort as in RocketMQ: by topic, broker and number."""
+    """One queue of one topic. broker: its broker in a cluster, "" in a directory.
+
+    Queues sort as in RocketMQ: by topic, broker and number.
+    """
 
     topic: str
     broker: str = field(default="", kw_only=True)
@@ -73,7 +76,7 @@ class Bounds(NamedTuple):
 
 
 class MissingBroker(NamedTuple):
-    """since: seconds since 1970. why: the first error."""
+    """A broker that does not answer. since: seconds since 1970. why: the first error."""
 
     name: str
     since: float
@@ -85,7 +88,10 @@ class MissingBroker(NamedTuple):
 
 
 class LogLook(NamedTuple):
-    """bounds: of queues on brokers that answered. missing: the other brokers, by name."""
+    """The bounds of queues, as far as brokers answer.
+
+    bounds: of queues on brokers that answered. missing: the other brokers, by name.
+    """
 
     bounds: dict[Queue, Bounds]
     missing: dict[str, MissingBroker]
@@ -102,7 +108,7 @@ Fingerprints = dict[Queue, Fingerprint]  # of the message before a position
 
 
 class Boundary(Enum):
-    """LOWER: the first message stored at or after a time. UPPER: the last stored at or before it."""
+    """How a time selects a message. LOWER: the first stored at or after it. UPPER: the last stored at or before it."""
 
     LOWER = "lower"
     UPPER = "upper"
@@ -121,7 +127,7 @@ class MessageFilter(Protocol):
         """Tags codes (Java hashes) that matching messages can have, None for any."""
 
     def match_codes(self, tags_codes: Int64s) -> Bools:
-        """Return whether an entry may match, in the shape of `tags_codes`."""
+        """Return whether an entry with each tags code may match, in the shape of `tags_codes`."""
 
     def match_batch(self, batch: pa.RecordBatch) -> pa.BooleanArray:
         """Return whether each row matches, never null. batch: exactly the columns `columns`."""
@@ -159,7 +165,7 @@ class Held(Protocol):
     """
 
     def again(self, queue: Queue, position: int) -> None:
-        """queue: may be one that was not held before."""
+        """Hold a queue from `position` on. It may be one that was not held before."""
 
     def wake(self) -> None:
         """Make the iterator give None at its current or next step. Thread-safe."""
@@ -167,7 +173,7 @@ class Held(Protocol):
     def __iter__(self) -> Iterator[QueueRange | None]: ...
 
     def __next__(self) -> QueueRange | None:
-        """A deleted queue gives an empty range, and its reader then raises an error.
+        """Return the next range. For a deleted queue it is empty, and its reader then raises an error.
 
         Raises `UnknownTopic` if the topic was deleted, and `StoreNotOpen` if the log was closed concurrently.
         """
@@ -209,19 +215,19 @@ class Log(Protocol):
         """
 
     def with_keys(self, ranges: Iterable[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
-        """Return the pieces, in order, that can have messages with one of `keys` as key or `msgId`.
+        """Return the pieces of the ranges, in order, that can have messages with one of `keys` as key or `msgId`.
 
         Reads no messages. Returns `ranges` unchanged if this log has no usable index.
         """
 
     def committed(self, group: str, queues: Iterable[Queue]) -> Positions:
-        """Queues without a committed offset are absent."""
+        """Return a group's committed offsets. Queues without one are absent."""
 
     def groups(self) -> Mapping[str, Positions]:
-        """The committed offsets of all consumer groups."""
+        """Return the committed offsets of all consumer groups."""
 
     def commit(self, group: str, positions: Positions) -> None:
-        """Raises `InvalidGroup`, `UnknownTopic`, `StoreUnavailable`."""
+        """Commit a group's offsets. Raises `InvalidGroup`, `UnknownTopic`, `StoreUnavailable`."""
 
     def sizes(self, wanted: QueueRange) -> Int64s | None:
         """Return record sizes (bytes), 0 for deleted messages; None if unknown."""
@@ -271,7 +277,7 @@ class LogAppend(Protocol):
     """
 
     def add(self, topic: str, table: Any) -> None:
-        """table: a table or a stream of batches, which `publish` reads; see `MessageStore.append_table`.
+        """Add a table, or a stream of batches, which `publish` reads; see `MessageStore.append_table`.
 
         Raises `UnknownTopic`, `InvalidColumns`.
         """
@@ -298,7 +304,7 @@ class LogWriter(Log, Protocol):
 
 @runtime_checkable
 class LogAddress(Protocol):
-    """Any process can open the log here. Frozen, hashable, picklable; errors show its `str`."""
+    """The place of a log, from which any process can open it. Frozen, hashable, picklable; errors show its `str`."""
 
     @property
     def directory(self) -> str | None:
@@ -308,4 +314,4 @@ class LogAddress(Protocol):
         """Raises `StoreError`."""
 
     def open_writer(self) -> LogWriter:
-        """Raises `StoreError`, such as `ReadOnlyStore` for a log that can only be read."""
+        """Open the log for writing. Raises `StoreError`, such as `ReadOnlyStore` for a log that can only be read."""

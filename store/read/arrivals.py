@@ -30,7 +30,7 @@ _BODIES = [[header.itemsize for header in row] for row in RECORD_HEADERS]
 
 
 class Arrival(NamedTuple):
-    """tags_code: 0 without a tag."""
+    """A message in a queue. tags_code: Java hash, 0 without a tag."""
 
     topic: str
     queue_id: int
@@ -41,7 +41,8 @@ class Arrival(NamedTuple):
 def arrivals(log: CommitLog, begin: int, end: int) -> list[Arrival]:
     """Decode all records of a short range of published log bytes, in order.
 
-    Not for a broker's log, in which a record may be in no queue or in several.
+    Not for a broker's log, in which a record may be in no queue or in several. Raises `CorruptRecord`, and `OffsetLost`
+    if retention deleted records.
     """
     found = []
     at = begin

@@ -33,7 +33,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Property:
-    """A text, null if the message lacks it."""
+    """A property's text, null if the message lacks it."""
 
     name: str
     operands: tuple[Node, ...] = ()
@@ -41,7 +41,7 @@ class Property:
 
 @dataclass(frozen=True)
 class Negative:
-    """`-x`. Null if x is no number."""
+    """The negative of a number, null if the operand is no number."""
 
     operands: tuple[Node]
 
@@ -65,7 +65,7 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Contains:
-    """False if x is null, even if negated."""
+    """`x CONTAINS text`, STARTSWITH or ENDSWITH. False if x is null, even if negated."""
 
     part: Part
     operands: tuple[Node]

@@ -49,7 +49,7 @@ _ONE_INTEGER_OF_ANY_SCRIPT = re.compile(r"[+-]?\d+")
 
 
 def mask_of(booleans: pa.BooleanArray | pa.BooleanScalar) -> Bools:
-    """Null is False. A scalar gives shape (1,)."""
+    """Return a mask in which null is False. A scalar gives shape (1,)."""
     if isinstance(booleans, pa.Scalar):
         return np.array([bool(booleans.as_py())])
     mask: Bools = numbers(pc.and_kleene(booleans, booleans.is_valid()) if booleans.null_count else booleans)
@@ -57,8 +57,9 @@ def mask_of(booleans: pa.BooleanArray | pa.BooleanScalar) -> Bools:
 
 
 def longs(values: pa.StringArray) -> tuple[Int64s, Bools]:
-    """Parse as `Long.valueOf`. Return the numbers and a mask of valid texts: a sign and digits of any script, without
-    blanks, within 64 bits.
+    """Parse as `Long.valueOf`. Return the numbers and a mask of valid texts.
+
+    Valid texts have an optional sign, digits of any script, no blanks, and a value within 64 bits. Null is invalid.
     """
     values = _with_ascii_digits(pc.fill_null(values, constant("")))
     sound = mask_of(pc.match_substring_regex(values, _INTEGER))
@@ -75,7 +76,7 @@ def doubles(values: pa.StringArray) -> tuple[Float64s, Bools]:
     """Parse as `Double.valueOf`. Return the numbers and a mask of valid texts.
 
     As in Java, surrounding blanks, a suffix as in "5.0f" and hexadecimal numbers are valid. Too large numbers are
-    infinite.
+    infinite. Null is invalid.
     """
     values = pc.ascii_trim(pc.fill_null(values, constant("")), _BLANKS)
     sound = mask_of(pc.match_substring_regex(values, _DOUBLE))
@@ -96,6 +97,7 @@ def total_order(doubles: Float64s) -> Int64s:
 
 
 def long_of(text: str) -> int | None:
+    """Parse one text as `longs`; None if it is invalid."""
     if not text.isascii() and _ONE_INTEGER_OF_ANY_SCRIPT.fullmatch(text):
         text = "".join(map(_ascii_digit, text))
     if not _ONE_INTEGER.fullmatch(text):
@@ -108,6 +110,7 @@ def long_of(text: str) -> int | None:
 
 
 def double_of(text: str) -> float | None:
+    """Parse one text as `doubles`; None if it is invalid."""
     text = text.strip(_BLANKS)
     if _ONE_DOUBLE.fullmatch(text):
         return float(text.rstrip(_SUFFIXES))
@@ -140,7 +143,7 @@ _PARTS = {"CONTAINS": "match_substring", "STARTSWITH": "starts_with", "ENDSWITH"
 
 
 class Truth(NamedTuple):
-    """The results for n messages, as masks of shape (n,), or (1,) for a constant.
+    """The results of a condition for n messages, as masks of shape (n,), or (1,) for a constant.
 
     At most one mask is set for a message: true, null (unknown), or error (RocketMQ throws an exception). If none is
     set, the result is false.
@@ -152,7 +155,7 @@ class Truth(NamedTuple):
 
 
 def evaluate(condition: Node, values: Mapping[str, pa.StringArray], count: int) -> Truth:
-    """values: each property's texts in `count` messages."""
+    """Evaluate a condition for `count` messages. values: the texts of each of its properties."""
     masks = _truth(condition, {name: _Text(value) for name, value in values.items()})
     true, null, error = (np.broadcast_to(mask, (count,)) for mask in masks)
     return Truth(true, null, error)
@@ -242,9 +245,8 @@ def _not(condition: Truth) -> Truth:
 
 
 def _or(left: Truth, right: Truth) -> Truth:
-    """If the left operand is true, an error of the right one is ignored."""
     true = left.true | (right.true & ~left.error)
-    error = left.error | (right.error & ~left.true)
+    error = left.error | (right.error & ~left.true)  # ignored if the left operand is true
     return Truth(true, (left.null | right.null) & ~true & ~error, error)
 
 
@@ -256,7 +258,9 @@ def _contains(part: Part, value: _Value, text: str, negated: bool) -> Truth:
 
 
 def _equal(left: _Value, right: _Value) -> Truth:
-    """Two nulls are equal. If only the left value is null the result is unknown, if only the right one, false."""
+    """Compare by `=`. Two nulls are equal. If only the left value is null the result is unknown, if only the right one,
+    false.
+    """
     left_null, right_null = _nulls(left), _nulls(right)
     error = _errors(left) | _errors(right)
     both = ~(left_null | right_null | error)
@@ -267,7 +271,7 @@ def _equal(left: _Value, right: _Value) -> Truth:
 
 
 def _same(left: _Value, right: _Value) -> tuple[Bools, Bools]:
-    """Return two masks: equal, and comparable."""
+    """Compare values that are not null. Return two masks: equal, and comparable."""
     match left, right:
         case _Text(values=one), _Text(values=other):
             return mask_of(pc.equal(one, other)), _YES
@@ -284,9 +288,8 @@ def _same(left: _Value, right: _Value) -> tuple[Bools, Bools]:
 
 
 def _ordered(compare: Callable[[Any, Any], Any], left: _Value, right: _Value) -> Truth:
-    """If the left value is null, an error of the right one is ignored."""
     left_null, right_null = _nulls(left), _nulls(right)
-    error = _errors(left) | (_errors(right) & ~left_null)
+    error = _errors(left) | (_errors(right) & ~left_null)  # an error after a null is ignored
     both = ~(left_null | right_null | error)
     if not both.any():
         return Truth(_NO, ~error, error)

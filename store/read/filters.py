@@ -66,7 +66,7 @@ class TagFilter:
         return None if self.tags is None else frozenset(map(java_hash_code, self.tags))
 
     def match_codes(self, tags_codes: Int64s) -> Bools:
-        """Hashes can collide, so a match is not certain."""
+        """Return a mask of the entries that may match. A match is not certain, because hashes can collide."""
         codes = self.tags_codes
         if codes is None:
             return np.ones(len(tags_codes), np.bool_)
@@ -76,7 +76,7 @@ class TagFilter:
         return matches
 
     def match_batch(self, batch: pa.RecordBatch) -> pa.BooleanArray:
-        """A message without a tag does not match."""
+        """Return whether each row's tag matches. A message without a tag does not."""
         if self.tags is None:
             return arrow(np.ones(len(batch), np.bool_))
         return pc.is_in(batch["tags"], texts(self.tags))
@@ -94,7 +94,7 @@ EXPRESSION_TYPES = ("TAG", "SQL92")
 def message_filter(expression: str | None, expression_type: str = "TAG") -> MessageFilter:
     """Return the filter for tags such as "paid || shipped", or for a SQL92 condition on properties.
 
-    expression_type: one of `EXPRESSION_TYPES`, in any case. Raises `FilterError`.
+    expression_type: one of `EXPRESSION_TYPES`, in any case. Raises `FilterError` for a wrong type or expression.
     """
     known = str(expression_type).upper()
     if known == "TAG":

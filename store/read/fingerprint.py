@@ -27,7 +27,10 @@ _PLACE = tuple(
 
 
 def fingerprint(log: RecordLog, queue: EntryQueue, offset: int) -> Fingerprint:
-    """Identify the message at a published queue offset, without a cache. Raises `OffsetLost`, `CorruptRecord`."""
+    """Identify the message at a published queue offset, without a cache.
+
+    Raises `CorruptRecord`, and `OffsetLost` if the message is deleted.
+    """
     physical, size, _ = queue.entries(offset, offset + 1, current=True)[0].item()
     if size == CQ_PRE_BLANK_SIZE:
         raise OffsetLost(f"topic {queue.topic}, queue {queue.queue_id}: the queue begins after offset {offset}")
@@ -50,8 +53,9 @@ def fingerprint(log: RecordLog, queue: EntryQueue, offset: int) -> Fingerprint:
 
 
 def can_have(log: RecordLog, queue: EntryQueue, offset: int, was: Fingerprint) -> bool:
-    """Return whether the message at `offset` has fingerprint `was`, or if it was deleted, may have had it: `was` is
-    then before the log's first offset, which never decreases.
+    """Return whether the message at `offset` has fingerprint `was`, or may have had it before it was deleted.
+
+    A deleted message is before the log's first offset, which never decreases.
     """
     try:
         return fingerprint(log, queue, offset) == was

@@ -31,7 +31,7 @@ _FILTER_SECONDS = 0.02  # for filters on properties, which decode each message
 
 
 class GetStatus(Enum):
-    """The used values of RocketMQ's GetMessageStatus."""
+    """The values of RocketMQ's GetMessageStatus that `get_message` returns."""
 
     FOUND = 0
     NO_MATCHED_MESSAGE = 1
@@ -43,7 +43,7 @@ class GetStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class GetResult:
-    """All offsets are queue offsets.
+    """Result of `get_message`. All offsets are queue offsets.
 
     max_offset: the offset after the last message.
     records: pieces of the log, each of complete records; instead of `messages` with `GetRequest.as_records`.
@@ -58,7 +58,10 @@ class GetResult:
 
 
 class GetRequest(NamedTuple):
-    """as_records: return raw records. Their limit is far above RocketMQ's, because they are not decoded."""
+    """Arguments of `get_message`.
+
+    as_records: return raw records. Their limit is far above RocketMQ's, because they are not decoded.
+    """
 
     offset: int
     max_messages: int
@@ -66,7 +69,7 @@ class GetRequest(NamedTuple):
     as_records: bool = False
 
     def most_messages(self, config: StoreConfig) -> int:
-        """At least 1."""
+        """Return the limit of messages, at least 1."""
         most = MOST_RECORDS if self.as_records else config.maxTransferCountOnMessageInMemory
         return max(1, min(self.max_messages, most))
 
@@ -79,11 +82,12 @@ class GetRequest(NamedTuple):
 def get_message(
     log: CommitLog, queue: ConsumeQueue, bounds: Bounds, request: GetRequest, config: StoreConfig
 ) -> GetResult:
-    """Read one ConsumeQueue file; with a filter, at most `max(maxFilterMessageSize / 20, max_messages)` entries.
+    """Return messages of a queue.
 
-    Returns at most `maxTransferCountOnMessageInMemory` messages and `maxTransferBytesOnMessageInMemory` bytes, but
-    always the first message. Decompressed bodies have at most `maxDecompressedMessageSize` bytes together. RocketMQ has
-    the same limits, and lower ones for messages that are not in memory.
+    Reads one ConsumeQueue file; with a filter, at most `max(maxFilterMessageSize / 20, max_messages)` entries. Returns
+    at most `maxTransferCountOnMessageInMemory` messages and `maxTransferBytesOnMessageInMemory` bytes, but always the
+    first message. Decompressed bodies have at most `maxDecompressedMessageSize` bytes together. RocketMQ has the same
+    limits, and lower ones for messages that are not in memory.
 
     Raises as `MessageStore.get_message`, and `OffsetLost` if retention deletes a part of the range concurrently.
     """
@@ -114,7 +118,10 @@ def status_of(found: Sequence[object]) -> GetStatus:
 
 
 class RecordPieces(NamedTuple):
-    """records: bytes of the log, each of adjacent records. next_begin: queue offset after the last examined entry."""
+    """Undecoded records of a queue.
+
+    records: bytes of the log, each of adjacent records. next_begin: queue offset after the last examined entry.
+    """
 
     records: list[memoryview]
     next_begin: int
@@ -127,7 +134,7 @@ class _Found(NamedTuple):
 
 @dataclass(slots=True)
 class _Examined:
-    """offset: queue offset of the first entry."""
+    """The queue entries that one call examines. offset: queue offset of the first entry."""
 
     log: CommitLog
     queue: ConsumeQueue
@@ -142,7 +149,7 @@ class _Examined:
         return self._in_columns(count_limit) or self._one_by_one(count_limit)
 
     def _in_columns(self, count_limit: int) -> _Found | None:
-        """Return None if messages are few, damaged or compressed, or if some do not match."""
+        """Do `_one_by_one` vectorized; None if messages are few, damaged or compressed, or if some do not match."""
         if min(count_limit, len(self.entries)) < _MANY:
             return None
         rows = np.flatnonzero(may_match(self.entries, self.message_filter))
@@ -188,7 +195,7 @@ class _Examined:
         return _Found(messages, self.offset + len(self.entries))
 
     def _candidates(self, at_once: int, *, is_filtered: bool) -> Iterator[tuple[int, int, int, int]]:
-        """Yield row, log offset, size and tags code. at_once: entries to filter together."""
+        """Yield row, log offset, size and tags code of entries that may match. at_once: entries to filter together."""
         for first in range(0, len(self.entries), at_once):
             some = self.entries[first : first + at_once]
             rows: Iterable[int] = range(first, first + len(some))
@@ -243,7 +250,7 @@ class _Examined:
         return RecordPieces(self._mapped(rows[:count], begins[:count], sizes[:count]), next_begin)
 
     def _matching(self, rows: Int64s, count_limit: int) -> tuple[Int64s, int]:
-        """Return the rows whose properties match, and the number of entries examined in time.
+        """Return the rows whose properties match, and the number of entries examined within the time limit.
 
         Also returns the first match after `count_limit`, with which the next call continues.
         """
@@ -261,8 +268,9 @@ class _Examined:
         return np.array(matching, np.int64), len(self.entries)
 
     def _mapped(self, rows: Int64s, begins: Int64s, sizes: Int64s) -> list[memoryview]:
-        """Adjacent records share one view. Scattered short records are copied into one piece, because a view of each
-        would take more memory.
+        """Return records as views of the log, one view for adjacent records.
+
+        Scattered short records are copied into one piece, because a view of each would take more memory.
         """
         if not len(rows):
             return []

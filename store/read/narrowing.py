@@ -40,6 +40,7 @@ class Narrowing:
         self._end = end
 
     def with_keys(self, ranges: Iterable[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
+        """Return the pieces that may have messages with a key or id; `ranges` if the index cannot be used."""
         ranges = list(ranges)
         try:
             before = self._keys_from(), self._index.names()
@@ -54,7 +55,7 @@ class Narrowing:
         return found if is_same else ranges  # deleted or rebuilt concurrently
 
     def _keys_from(self) -> int | None:
-        """The log offset from which the index has all keys, None if unknown."""
+        """Return the log offset from which the index has all keys, None if unknown."""
         keys_from = self._end.keys_from
         begin = None if keys_from is None else self._index.keys_complete_from(keys_from)
         return None if keys_from is None or begin is None else max(keys_from, begin)
@@ -71,7 +72,6 @@ class Narrowing:
         return ranges if any(at >= keys_from and self._is_in(ranges, at) for at in left) else pieces
 
     def _is_in(self, ranges: Sequence[QueueRange], physical: int) -> bool:
-        """ranges: of one topic."""
         with suppress(OffsetLost, OffsetNotYet):
             _, queue_id, offset = place_of(self._log.segments.read(physical, RECORD_HEADER.itemsize))
             if any(each.queue.queue_id == queue_id and each.start <= offset < each.end for each in ranges):

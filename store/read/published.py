@@ -97,7 +97,7 @@ class PublishedQueues:
         return found
 
     def _bounds(self, queue: ConsumeQueue, first: int, end: int) -> Bounds:
-        """first, end: the log's first offset and published end, read before this call.
+        """Return a queue's bounds. first, end: the log's first offset and published end, read before this call.
 
         Raises `OffsetLost`, `CorruptSegment`, also if the topic is deleted concurrently.
         """
@@ -125,6 +125,7 @@ class PublishedQueues:
         self._begins[queue.topic, queue.queue_id] = min_offset
 
     def queue_containing(self, wanted: QueueRange) -> ConsumeQueue:
+        """Return the queue of a published range. Raises `OffsetLost`, `OffsetNotYet`, and as `of`."""
         start, end = wanted.start, wanted.end
         queue, (minimum, maximum) = self.bounded(wanted.queue.topic, wanted.queue.queue_id)
         where = f"{self.log.segments.directory.parent}: topic {wanted.queue.topic!r}, queue {wanted.queue.queue_id}"
@@ -135,18 +136,22 @@ class PublishedQueues:
         return queue
 
     def scan(self, wanted: QueueRange, spec: ReadSpec, max_body_bytes: int) -> Iterator[pa.RecordBatch]:
-        """Checks the columns and the range before it returns."""
+        """Check the columns and the range, then return the range's matching messages.
+
+        max_body_bytes: limit of a body if `spec` has none.
+        """
         check_columns(spec.columns)
         return scan_queue(
             self.log, self.queue_containing(wanted), wanted.start, wanted.end, Decoding(spec, max_body_bytes)
         )
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp: int, boundary: Boundary) -> int:
+        """Return the queue offset for a store time (ms), see `query.offset_by_time`."""
         queue = self.of(topic, queue_id)
         return offset_by_time(self.log, queue, lambda: self.offsets(topic, queue_id), timestamp, boundary)
 
     def fingerprint(self, topic: str, queue_id: int, offset: int) -> Fingerprint | None:
-        """Return None if the message is deleted."""
+        """Return the fingerprint of a published message, None if it is deleted."""
         queue = self.of(topic, queue_id)
         try:
             return fingerprint(self.log, queue, offset)
@@ -156,8 +161,8 @@ class PublishedQueues:
     def has(self, message: StoredMessage) -> bool:
         """Return whether a message read from the log is in the queue that its record names.
 
-        It is not if its topic was deleted, even if recreated. Raises `CorruptRecord` if the queue has another message
-        there: usually no checksum covers a record's queue and offset, so they may be damaged.
+        It is not if its topic was deleted, even if recreated. Raises `UnknownQueue`, and `CorruptRecord` if the queue
+        has another message there: usually no checksum covers a record's queue and offset, so they may be damaged.
         """
         is_half = message.sys_flag & SYS_TRANSACTION_MASK in (SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK)
         if is_half or message.sys_flag & SYS_INNER_BATCH:  # no entry to compare with
@@ -197,13 +202,14 @@ class PublishedQueues:
         return True
 
     def dispatched_offset(self) -> int:
-        """A broker's queues may lag behind the log."""
+        """Return the log offset up to which records have queue entries. A broker's queues may lag behind the log."""
         confirm_offset = self._end.confirm_offset
         if not (isinstance(self._end, LogEnd) and self._end.by_log):
             return confirm_offset  # our writers publish log and queues together
         return max((self._queues.of(*name).dispatched(confirm_offset) for name in self._queues.existing()), default=0)
 
     def ever_put(self, topic: str) -> int:
+        """Return the number of messages ever put into a topic."""
         return sum(self.max_offset(topic, number) for number in range(self._topics.known(topic)))
 
     def _is_older(self, message: StoredMessage) -> bool:

@@ -61,7 +61,10 @@ def record_at(log: CommitLog, physical_offset: int, confirm_offset: int) -> tupl
 
 
 def copies_at(log: CommitLog, physical_offsets: Int64s, sizes: Int64s) -> RecordCopies:
-    """Return the records in this order. physical_offsets, sizes: shape (n,), n >= 1, distinct."""
+    """Return the records at these log offsets, in this order. Raises `CorruptRecord`, `OffsetLost`.
+
+    physical_offsets, sizes: shape (n,), n >= 1, distinct.
+    """
     order = np.argsort(physical_offsets, kind="stable")
     offsets, lengths = physical_offsets[order], sizes[order]
     segments = offsets // log.segments.size
@@ -73,7 +76,7 @@ def copies_at(log: CommitLog, physical_offsets: Int64s, sizes: Int64s) -> Record
 
 
 def sizes_at(log: CommitLog, physical_offsets: Int64s, confirm_offset: int) -> Int64s:
-    """Reads the beginning of each record."""
+    """Return record sizes in bytes, by reading each record's beginning. Raises `OffsetNotYet`, `OffsetLost`."""
     width = RECORD_HEADER["total_size"].itemsize
     if len(physical_offsets) and physical_offsets.max() > confirm_offset - MIN_RECORD_BYTES:
         raise OffsetNotYet(
@@ -99,7 +102,7 @@ def _in_segment(log: CommitLog, offsets: Int64s, sizes: Int64s) -> RecordCopies:
 
 
 def offset_of_id(offset_msg_id: str) -> int:
-    """offset_msg_id: 32 or 56 hex digits. Raises `InvalidMessageId`."""
+    """Return the log offset in a message id of 32 or 56 hex digits. Raises `InvalidMessageId`."""
     try:
         data = bytes.fromhex(offset_msg_id)
     except (ValueError, TypeError):
@@ -115,7 +118,7 @@ def offset_of_id(offset_msg_id: str) -> int:
 
 @dataclass(frozen=True)
 class KeyQuery:
-    """The newest messages of a topic, stored in [begin, end], ms since 1970.
+    """A query for the newest messages of a topic, stored in [begin, end], ms since 1970.
 
     key: one of a message's keys, or its UNIQ_KEY.
     """
@@ -138,7 +141,7 @@ def messages_with_key(
     has: Callable[[StoredMessage], bool] = lambda message: True,
     times_from: int | None = 0,
 ) -> list[StoredMessage]:
-    """Return the matching messages, oldest first.
+    """Return the matching messages, oldest first. Raises `CorruptRecord`.
 
     Keys are compared, and times in milliseconds; RocketMQ compares hashes, and seconds.
 

@@ -24,10 +24,11 @@ class LogBytes(Protocol):
     @property
     def size(self) -> int: ...
 
-    def view(self, offset: int, length: int) -> Bytes: ...
+    def view(self, offset: int, length: int) -> Bytes:
+        """Return bytes, shape (length,). Raises `OffsetLost`, `CorruptSegment`."""
 
     def read(self, offset: int, length: int, *, current: bool = False) -> bytes:
-        """current: as in `Segments.read`."""
+        """Return a few bytes. current: as in `Segments.read`. Raises as `view`."""
 
 
 class RecordLog(Protocol):
@@ -46,7 +47,8 @@ class EntryQueue(Protocol):
     @property
     def queue_id(self) -> int: ...
 
-    def entries(self, start: int, end: int, *, current: bool = False) -> Entries: ...
+    def entries(self, start: int, end: int, *, current: bool = False) -> Entries:
+        """Return entries [start, end). Raises `OffsetLost`, `CorruptSegment`."""
 
 
 _ENTRIES_AT_ONCE = 1 << 15  # fits into the CPU cache
@@ -54,7 +56,7 @@ _FILTERED_ENTRIES_AT_ONCE = 8 * _ENTRIES_AT_ONCE  # more, for larger batches if 
 
 
 class EntryColumns(NamedTuple):
-    """n entries, shape (n,) each."""
+    """n entries of a queue, shape (n,) each."""
 
     queue_offsets: Int64s
     physical_offsets: Int64s
@@ -101,7 +103,7 @@ class CheckedBlock(NamedTuple):
 def checked_blocks(log: RecordLog, queue: EntryQueue, start: int, end: int, max_bytes: int) -> Iterator[CheckedBlock]:
     """Yield the messages of published queue offsets [start, end), in order.
 
-    A block is within one segment and has at most `max_bytes`, or one message.
+    A block is within one segment and has at most `max_bytes`, or one message. Raises `CorruptRecord`, `OffsetLost`.
     """
     while start < end:
         stop = min(end, start + _ENTRIES_AT_ONCE)
@@ -114,7 +116,7 @@ def checked_blocks(log: RecordLog, queue: EntryQueue, start: int, end: int, max_
 
 
 def checked_block(log: RecordLog, queue: EntryQueue, entries: EntryColumns) -> Block:
-    """As `block_of`, after comparing checksums and tags codes."""
+    """Return messages as `block_of`, after comparing checksums and tags codes."""
     block = block_of(log, queue, entries)
     block.check_crc()
     block.check_tags_codes(entries.tags_codes)
@@ -129,7 +131,10 @@ def block_of(
     with_bodies: bool = True,
     with_trailers: bool = True,
 ) -> Block:
-    """entries: at least one, in one segment. with_bodies, with_trailers: see `Block`."""
+    """Return the messages of at least one entry, in one segment. Raises `CorruptRecord`, `OffsetLost`.
+
+    with_bodies, with_trailers: see `Block`.
+    """
     kind = LightBlock if queue.topic.startswith(LIGHT_PREFIX) else Block
     view, begin = _stretch(log, queue, entries), int(entries.physical_offsets[0])
     where = Queue(queue.topic, queue.queue_id), view, begin, BlockRows(*entries[:3])
@@ -137,7 +142,10 @@ def block_of(
 
 
 def may_match(entries: Entries, message_filter: MessageFilter) -> Bools:
-    """Includes empty entries: they are damaged, and their tags code is meaningless."""
+    """Return a mask of the entries that may match.
+
+    Includes empty entries: they are damaged, and their tags code is meaningless.
+    """
     return message_filter.match_codes(entries["tags_code"].astype(np.int64)) | (entries["size"] <= 0)
 
 
@@ -199,10 +207,13 @@ def _stretch(log: RecordLog, queue: EntryQueue, entries: EntryColumns) -> Bytes:
 
 
 class Decoding:
-    """with_bodies, with_trailers: how to create blocks for it, see `Block`."""
+    """Converts messages to the batches of a `ReadSpec`.
+
+    with_bodies, with_trailers: how to create blocks for it, see `Block`. max_body_bytes: limit of a body if `spec` has
+    none.
+    """
 
     def __init__(self, spec: ReadSpec, max_body_bytes: int) -> None:
-        """max_body_bytes: limit of a body if `spec` has none."""
         self.spec = spec
         self._filter_columns = spec.message_filter.columns
         needs_body = "bodyError" in spec.columns and "body" not in spec.columns
@@ -214,7 +225,10 @@ class Decoding:
         self.with_trailers = spec.check_crc or self._needs_properties
 
     def batches(self, block: Block, tags_codes: Int64s | None = None) -> Iterator[pa.RecordBatch]:
-        """tags_codes: from the queue entries, None if unknown."""
+        """Yield the matching messages of a block. tags_codes: from the queue entries, None if unknown.
+
+        Raises `CorruptRecord`, `UnreadableBody`.
+        """
         spec = self.spec
         if spec.check_crc:
             block.check_crc()

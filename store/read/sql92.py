@@ -100,7 +100,7 @@ _LINE_BREAK = re.compile(r"[\n\r]")
 
 
 class _Fault(Exception):
-    """position: index of the character."""
+    """A syntax error. position: index of the character."""
 
     def __init__(self, position: int, what: str) -> None:
         super().__init__(what)
@@ -108,7 +108,7 @@ class _Fault(Exception):
 
 
 def parse(expression: str | None) -> SqlFilter:
-    """Raise `FilterError` with the position for every expression that RocketMQ rejects.
+    """Parse an expression. Raises `FilterError` with the position for every expression that RocketMQ rejects.
 
     Also rejects nesting of more than 100 levels, text that UTF-8 cannot encode, and text after a complete condition.
     RocketMQ ignores such text: it reads `a LIKE 'x'` as `a`, which matches no message.
@@ -162,12 +162,11 @@ def _parse(expression: str) -> tuple[Condition | Constant, int]:
 
 
 def _without_comments(expression: str) -> str:
-    """As in RocketMQ, `--` begins a comment only if a line break follows it somewhere."""
     last_break, last_end = max(expression.rfind("\n"), expression.rfind("\r")), expression.rfind("*/")
     pieces, kept, at = [], 0, 0
     while (found := _TEXT_OR_MARK.search(expression, at)) is not None:
         at = found.end()
-        if found[0] == "--" and at <= last_break:
+        if found[0] == "--" and at <= last_break:  # as in RocketMQ: only if a line break follows somewhere
             at = next(_LINE_BREAK.finditer(expression, at)).end()
         elif found[0] == "/*" and at <= last_end:
             at = expression.index("*/", at) + 2
@@ -198,7 +197,7 @@ def _refusal(expression: str, fault: _Fault) -> FilterError:
 
 @v_args(inline=True)
 class _Builder(Transformer[Token, Node]):
-    """Raises `_Fault` for expressions that RocketMQ rejects after parsing."""
+    """Builds the condition. Raises `_Fault` for expressions that RocketMQ rejects after parsing."""
 
     def whole(self, condition: Node) -> Node:
         return _condition(condition, 0)
@@ -316,8 +315,7 @@ def _is_number(value: object) -> bool:
 
 
 def _is_above(low: Any, high: Any) -> bool:
-    """As in Java, if one is a double, the other is converted to a double."""
-    if isinstance(low, float) or isinstance(high, float):
+    if isinstance(low, float) or isinstance(high, float):  # as in Java: the other one is converted
         return float(low) > float(high)
     return bool(low > high)
 

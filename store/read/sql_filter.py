@@ -38,19 +38,19 @@ _Value = bool | str | int | float | None
 
 @dataclass(frozen=True)
 class SqlFilter:
-    """Keeps messages for which a condition is true. Filters with equal expressions are equal."""
+    """A `MessageFilter` for a condition, which must be true. Filters with equal expressions are equal."""
 
     expression: str
     condition: Node = field(compare=False, repr=False)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """`properties`, which includes RocketMQ's own, such as TAGS and KEYS."""
+        """The columns that the filter reads: `properties`, which includes RocketMQ's own, such as TAGS and KEYS."""
         return ("properties",)
 
     @property
     def tags_codes(self) -> frozenset[int] | None:
-        """Tag hashes do not determine the result of a condition."""
+        """None, because tag hashes do not determine the result of a condition."""
         return None
 
     def match_codes(self, tags_codes: Int64s) -> Bools:
@@ -63,7 +63,7 @@ class SqlFilter:
         return arrow(evaluate(self.condition, values, len(properties)).true)
 
     def match(self, tag: str | None, properties: Mapping[str, str]) -> bool:
-        """tag: the property TAGS if `properties` lacks it."""
+        """Return whether a message matches. tag: the property TAGS if `properties` lacks it."""
         try:
             return _value(self.condition, properties if tag is None else {PROPERTY_TAGS: tag, **properties}) is True
         except _Failure:
@@ -71,11 +71,11 @@ class SqlFilter:
 
 
 class _Failure(Exception):
-    """RocketMQ throws an exception, and does not deliver the message."""
+    """Two values cannot be compared. RocketMQ throws an exception then, and does not deliver the message."""
 
 
 def _value(node: Node, properties: Mapping[str, str]) -> _Value:
-    """As `evaluation.evaluate`, for one message."""
+    """Evaluate a condition for one message, as `evaluation.evaluate` for many."""
     match node:
         case Constant(value):
             return value
@@ -158,7 +158,7 @@ def _integer(value: _Value, narrow: bool) -> int:
 
 
 def _double(value: _Value) -> tuple[bool, float, float]:
-    """A key that orders as Java's doubles, see `evaluation.total_order`."""
+    """Return a key that orders as Java's doubles, see `evaluation.total_order`."""
     number = double_of(value) if isinstance(value, str) else value
     if number is None:
         raise _Failure
