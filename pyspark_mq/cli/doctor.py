@@ -43,6 +43,7 @@ class Check(NamedTuple):
 
 
 def checks(directory: str | None) -> Iterator[Check]:
+    """Run the checks. directory: of a store to check, too."""
     yield _python()
     yield _own_packages()
     yield _java()

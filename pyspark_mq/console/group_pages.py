@@ -65,6 +65,7 @@ def plan_reset(address: LogAddress, log: Log, group: str, topic: str, place: str
 
 
 def apply_reset(address: LogAddress, reset: GroupReset) -> None:
+    """Apply a planned reset. Raises `UnsupportedStore`, `UnknownGroup`, `GroupConflict`, `StoreLocked`."""
     if not isinstance(address, HasGroups):
         raise UnsupportedStore(f"{address}: an archive has no consumer groups. Start the console on its store")
     address.group(reset.group).reset(reset.positions)

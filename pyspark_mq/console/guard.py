@@ -53,6 +53,7 @@ class ConsoleKeys:
         return given is not None and hmac.compare_digest(given.encode(), self.token.encode())
 
     def must_be_own_form(self, request: Request, form: Mapping[str, str]) -> None:
+        """Raise `Forbidden` unless a page of this console sent the form."""
         origin = urlsplit(request.headers.get("origin", ""))
         is_own = (origin.scheme, origin.netloc) == (request.url.scheme, request.url.netloc)
         if not is_own or not hmac.compare_digest(form.get(CSRF_FIELD, "").encode(), self.csrf.encode()):
@@ -93,7 +94,7 @@ class Guard:
         return self._refuse(request, Forbidden(_NEEDS_TOKEN))
 
     def _welcome(self, request: Request) -> Response:
-        """Move the token from the URL to a cookie."""
+        """Move the token from the URL to a cookie, and redirect to the same page."""
         rest = QueryParams([pair for pair in request.query_params.multi_items() if pair[0] != TOKEN_PARAMETER])
         response = RedirectResponse(request.url.path + (f"?{rest}" if rest else ""), status_code=303)
         name = self._keys.cookie_name(request.url)

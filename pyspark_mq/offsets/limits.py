@@ -254,7 +254,7 @@ def _strategy(name: str, given: Mapping[str, str]) -> Strategy:
 def _first_given(
     given: Mapping[str, str], parsers: Mapping[str, Callable[[str, str], StartOrEnd]]
 ) -> StartOrEnd | None:
-    """Parse all, so that an invalid one raises an error. Return the first in the order of `parsers`."""
+    """Parse all given options, so that an invalid one raises an error. Return the first in the order of `parsers`."""
     limits = [parse(name, given[name]) for name, parse in parsers.items() if name in given]
     return limits[0] if limits else None
 

@@ -34,6 +34,7 @@ class SubscribedQueues:
 
     @classmethod
     def parse(cls, subscribe: str | None, pattern: str | None, assign: str | None) -> SubscribedQueues:
+        """Parse the three options. Raises `OptionError` unless exactly one is given and well formed."""
         given = {"subscribe": subscribe, "subscribePattern": pattern, "assign": assign}
         names = [name for name, value in given.items() if value is not None]
         if len(names) != 1:

@@ -135,6 +135,7 @@ class MarkFile:
             ) from error
 
     def write(self, mark: Mark) -> None:
+        """Write and sync the mark. Raises `CommitError`."""
         try:
             write_file(self._path, encode(mark))
         except OSError as error:

@@ -46,6 +46,7 @@ class Staging:
         self._path = path
 
     def prepare(self) -> None:
+        """Check that the path is writable."""
         with self._writable() as objects:
             with objects.writing(_MADE):
                 pass
@@ -137,6 +138,7 @@ def _folder(owner: str, run: str) -> str:
 
 
 def run_of_batch(batch: int, attempt: str) -> str:
+    """Return the name of a run, which sorts by its batch."""
     return f"{batch:019}-{attempt}"
 
 

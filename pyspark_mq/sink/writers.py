@@ -229,6 +229,7 @@ def _of_known_topics(
 
 
 def require_topic(address: LogAddress, log: Log, topic: str) -> None:
+    """Raise `SubscriptionError` if the topic does not exist."""
     if topic not in (topics := log.topics()):
         others = ", ".join(name for name in topics if not is_internal_topic(name)) or "no topics"
         of_broker = f"mqadmin updateTopic -t {topic} ..."

@@ -128,10 +128,7 @@ class TieredLog:
         return GetResult(status_of(messages), next_begin, first, own.max_offset, messages)
 
     def query(self, wanted: KeyQuery, found: Sequence[StoredMessage]) -> list[StoredMessage]:
-        """Return archived messages with a key, as `MessageStore.query`, except those in `found`.
-
-        Searches each queue up to the store's first message.
-        """
+        """Return archived messages with a key before the store's first messages, except those in `found`."""
         queues = self.older.topics().get(wanted.topic, ())
         before, begins = dict.fromkeys(queues, 0), dict[int, int]()
         for queue, own in self._newer.bounds(queues).items():
