@@ -200,4 +200,4 @@ class HasGroups(Protocol):
     """The address of a log that has consumer groups."""
 
     def group(self, name: str) -> Group:
-        """Raises `InvalidGroup`."""
+        """Return a group, which need not exist. Raises `InvalidGroup`."""

@@ -44,7 +44,7 @@ def arrow(values: npt.NDArray[Any], *, nulls: npt.NDArray[np.bool_] | None = Non
 
 
 def numbers(array: pa.Array) -> npt.NDArray[Any]:
-    """array: without nulls."""
+    """Return the values of an array without nulls."""
     kind, data = array.type.to_pandas_dtype(), array.buffers()[1]
     if not len(array):
         return np.empty(0, kind)

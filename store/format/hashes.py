@@ -213,7 +213,7 @@ def crcs_between(
 
 
 def body_crcs(bodies: pa.BinaryArray) -> npt.NDArray[np.int64]:
-    """bodies: no nulls."""
+    """Return the CRC of each body. bodies: no nulls."""
     crcs = np.empty(len(bodies), np.int64)
     data, bounds = flat(bodies)
     if len(data) > _LONG_BODY * len(bodies):

@@ -53,8 +53,8 @@ def segment_name(start: int) -> str:
 
 # --- the commit log record ----------------------------------------------------------------------------
 
-MAGIC_V1: Final = 0xDAA320A7 - (1 << 32)
-MAGIC_V2: Final = 0xDAA320AB - (1 << 32)
+MAGIC_V1: Final = 0xDAA320A7 - (1 << 32)  # topic length: one byte
+MAGIC_V2: Final = 0xDAA320AB - (1 << 32)  # topic length: two bytes
 MAGIC_BLANK: Final = 0xCBD43194 - (1 << 32)  # the rest of the segment is unused
 
 IPV4_BYTES: Final = 4
@@ -163,7 +163,7 @@ PROPERTY_TIMER_OUT: Final = "TIMER_OUT_MS"  # slot of the timer wheel, ms
 PROPERTY_TRANSACTION: Final = "TRAN_MSG"
 PROPERTY_CORRELATION_ID: Final = "CORRELATION_ID"
 PROPERTY_REPLY_TO: Final = "REPLY_TO_CLIENT"
-PROPERTY_TTL: Final = "TTL"  # ms
+PROPERTY_TTL: Final = "TTL"  # timeout for the reply, ms
 PROPERTY_CLUSTER: Final = "CLUSTER"
 PROPERTY_MESSAGE_TYPE: Final = "MSG_TYPE"
 REPLY_MESSAGE_TYPE: Final = "reply"
@@ -278,9 +278,9 @@ INDEX_NAME_DIGITS: Final = 17  # yyyyMMddHHmmssSSS
 INDEX_HEADER: Final = np.dtype(
     [
         ("begin_timestamp", ">i8"),  # ms, store time of the first entry
-        ("end_timestamp", ">i8"),  # ms
+        ("end_timestamp", ">i8"),  # ms, of the last entry
         ("begin_offset", ">i8"),  # commit log offset of the first entry
-        ("end_offset", ">i8"),
+        ("end_offset", ">i8"),  # of the last entry
         ("slots_used", ">i4"),
         ("next_entry", ">i4"),
     ]

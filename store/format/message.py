@@ -180,7 +180,7 @@ def check_fits(name: str, value: object, bits: int) -> None:
 
 
 def topic_magic(topic: str) -> int:
-    """As RocketMQ's `autoMessageVersionOnTopicLen`."""
+    """Return a record's magic, as RocketMQ's `autoMessageVersionOnTopicLen`."""
     return MAGIC_V2 if len(topic) > MAX_TOPIC_BYTES else MAGIC_V1
 
 

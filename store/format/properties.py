@@ -94,10 +94,12 @@ def decode_properties(encoded: bytes) -> dict[str, str]:
 
 
 class PropertyColumns:
-    """The properties of n messages, parsed as by `decode_properties`. Results have length n."""
+    """The properties of n messages, parsed as by `decode_properties`. Results have length n.
+
+    encoded: no nulls.
+    """
 
     def __init__(self, encoded: pa.BinaryArray) -> None:
-        """encoded: no nulls."""
         self._count = len(encoded)
         data, bounds = flat(encoded)
         if len(data) and (data[bounds[1:] - 1] != PROPERTY_SEPARATOR).any():  # the last separator may be missing
@@ -205,7 +207,7 @@ class PropertyColumns:
 
 
 def dicts(maps: pa.MapArray) -> list[dict[str, str]]:
-    """maps: without nulls."""
+    """Convert maps, without nulls, to dicts."""
     first = numbers(maps.offsets)
     pairs_of_all = slice(int(first[0]), int(first[-1]))
     names = maps.keys[pairs_of_all].dictionary_encode()  # each distinct text once

@@ -109,7 +109,7 @@ class RecordCopies:
 
     @staticmethod
     def concatenate(parts: Sequence[RecordCopies]) -> RecordCopies:
-        """parts: at least one."""
+        """Join at least one part."""
         if len(parts) == 1:
             return parts[0]
         return RecordCopies(

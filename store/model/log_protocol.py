@@ -311,7 +311,7 @@ class LogAddress(Protocol):
         """A directory for files beside the log that all its readers can access, or None."""
 
     def open(self) -> Log:
-        """Raises `StoreError`."""
+        """Open the log for reading. Raises `StoreError`."""
 
     def open_writer(self) -> LogWriter:
         """Open the log for writing. Raises `StoreError`, such as `ReadOnlyStore` for a log that can only be read."""

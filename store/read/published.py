@@ -45,7 +45,7 @@ class PublishedQueues:
         self._begins: dict[QueueName, int] = {}  # checked by `_must_have_first_file`
 
     def of(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """Raises `UnknownTopic`, `UnknownQueue`."""
+        """Return a queue. Raises `UnknownTopic`, `UnknownQueue`."""
         return self._queues.of(topic, self._topics.check_queue(topic, queue_id))
 
     def there(self, queues: Iterable[Queue]) -> Iterator[tuple[Queue, ConsumeQueue]]:
