@@ -134,8 +134,10 @@ class GroupPosition:
     group: str
 
     def resolve(self, log: Log, bounds: Mapping[Queue, Bounds]) -> Positions:
-        """Offsets outside of their queues are kept, because they show a loss. A queue deleted concurrently gets no
-        offset.
+        """Return the group's offset for each queue, the queue's first offset if the group has none.
+
+        An offset before the queue's first offset or after its current end is kept, because it shows a loss. A queue
+        that was deleted concurrently gets no offset.
         """
         positions = {queue: first for queue, (first, _) in bounds.items()} | log.committed(self.group, bounds)
         there = log.bounds(positions)

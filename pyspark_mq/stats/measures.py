@@ -182,7 +182,10 @@ def refused(now: Clients) -> Counter[str]:
 
 
 class RunningQuery(NamedTuple):
-    """A Spark query of a consumer group. process: the one that plans the query's batches, beside the driver."""
+    """A Spark query of a consumer group.
+
+    process: id of the Python process that plans the query's batches. Spark's driver starts it on its host.
+    """
 
     group: str
     topics: tuple[str, ...]

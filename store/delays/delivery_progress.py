@@ -7,8 +7,9 @@
 These files cover deliveries before log offset `to`. They are written after a flush up to `to`, so they are never ahead
 of the log. "delivered" is not RocketMQ's; a broker drops it.
 
-From `to` on, the log shows which messages are delivered. A delivered message has the log offset of its delayed record,
-as -1 - offset, in the field for half messages, where brokers write no negative number. So a crash never leads to a
+From `to` on, the log shows which messages are delivered. The deliverer puts a mark into each message that it delivers:
+-1 minus the log offset of the delayed record. The mark is in the field `prepared_transaction_offset`. Brokers write no
+negative number there, so the mark is unambiguous. Because message and mark are one record, a crash never leads to a
 second delivery.
 """
 

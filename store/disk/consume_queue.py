@@ -152,7 +152,10 @@ class ConsumeQueue(QueueFiles):
         return found
 
     def dispatched(self, confirm_offset: int) -> int:
-        """Return the log offset after the last record that counts, 0 if there is none."""
+        """Return the log offset after the last record that has an entry here, 0 if the queue has no entries.
+
+        Entries of records at or after log offset `confirm_offset` do not count.
+        """
         while True:
             max_offset = self.max_offset(confirm_offset)
             with suppress(OffsetLost):  # retention deleted the file: try again

@@ -219,7 +219,9 @@ def resume_after_lost(log: CommitLog, queue: ConsumeQueue, offset: int, lost: Of
 def must_have_first_file(
     log: CommitLog, begins: Mapping[QueueName, FirstEntry], deleted: Mapping[str, int] = NOTHING, most: int = LONG_MAX
 ) -> bool:
-    """Return whether the log confirms that these queues lost no first file. False if damage in the log leaves it open.
+    """Check by the log that the first files of these queues are not lost.
+
+    Returns True if the log has no older message of these queues, False if damage or `most` prevents the check.
 
     deleted: see `Topics.deletions`. most: limit of the bytes to read. Raises `CorruptSegment` if the log has an older
     message of a queue.

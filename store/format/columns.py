@@ -214,9 +214,10 @@ def _another_record(block: Block, row: int) -> str:
 
 
 class LightBlock(Block):
-    """n messages of a light queue.
+    """n messages of a light queue: a topic `%LMQ%...` whose queue also lists records that were sent to other topics.
 
-    As in RocketMQ's client, topic and queue offset are the record's, and the queue id is the light queue's.
+    As in RocketMQ's client, each message has the topic that it was sent to and its queue offset there, but the queue id
+    of the light queue.
     """
 
     def _in_queue(self) -> Mask:

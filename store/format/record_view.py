@@ -101,7 +101,10 @@ class RecordView:
         return hosts
 
     def expect_topic(self, topic: bytes) -> Mask:
-        """Return a mask of the records with this topic. Also measures the parts after the body."""
+        """Return a mask of the sound records with this topic.
+
+        Also sets the positions and lengths of topics and properties, and updates `sound`.
+        """
         widths = self._topic_widths()
         if isinstance(widths, int):
             return self._expect_topic_of_width(widths, topic)

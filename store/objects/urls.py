@@ -63,7 +63,10 @@ def without_secrets(url: str) -> str:
 
 
 def secrets_of(url: str) -> list[str]:
-    """Return users, keys, passwords and queries of a URL: as a whole, in parts, and decoded."""
+    """Return the secrets in a URL: users, keys, passwords and queries.
+
+    The list also has parts of secrets and their decoded forms, because an error may quote only these.
+    """
     return [secret for link in _links(url) for secret in link.secrets]
 
 

@@ -89,7 +89,10 @@ class SendMessageV2(SendMessage, frozen=True):
 
 
 class SendAnswer(Header, frozen=True):
-    """The answer to a send. msg_id: the broker's; of a batch, one for each message, separated by commas."""
+    """The answer to a send.
+
+    msg_id: the offset id that the broker gave the message. For a batch, the ids of all messages, separated by commas.
+    """
 
     msg_id: str
     queue_id: Long
