@@ -102,7 +102,7 @@ def failed_in_spark(error: str) -> DemoFailed:
         advice = (
             ". This machine was too slow: Spark waits ten seconds for a Python process to start. Run the demo again"
         )
-    return DemoFailed(f"Spark failed: {error.splitlines()[0]}{advice}")
+    return DemoFailed(f"Spark failed: {error.splitlines()[0].removesuffix('.')}{advice}")
 
 
 def append_flights(path: str, rate: int, reading: Event) -> None:

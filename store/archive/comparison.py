@@ -55,7 +55,9 @@ class StoreComparison:
                 )
             if end == minimum:
                 if not self._may_follow(it):
-                    raise ArchiveOfAnother(f"the archive has another message at offset {end - 1} than the store had")
+                    raise ArchiveOfAnother(
+                        f"the archive's message at offset {end - 1} is not the one that the store deleted"
+                    )
                 return was
             try:
                 found = fingerprint(self._log, self._published.of(queue.topic, queue.queue_id), end - 1)

@@ -295,7 +295,10 @@ class EndingAppend:
         placed = self._append.publish(unless=lambda: not (self._are_open(offsets) and self._topics_exist()))
         if placed is None:
             over = ", ".join(half.transaction_id for half in halves if not self._halves.is_open(half.queue_offset))
-            raise TransactionEnded(f"{self._store.path}: already committed or rolled back: {over}")
+            raise TransactionEnded(
+                f"{self._store.path}: these transactions are already committed or rolled back: {over}. Nothing was "
+                "changed"
+            )
         return placed
 
     def _are_open(self, offsets: list[int]) -> bool:

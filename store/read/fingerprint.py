@@ -33,7 +33,10 @@ def fingerprint(log: RecordLog, queue: EntryQueue, offset: int) -> Fingerprint:
     """
     physical, size, _ = queue.entries(offset, offset + 1, current=True)[0].item()
     if size == CQ_PRE_BLANK_SIZE:
-        raise OffsetLost(f"topic {queue.topic}, queue {queue.queue_id}: the queue begins after offset {offset}")
+        raise OffsetLost(
+            f"topic {queue.topic}, queue {queue.queue_id}: the entry of offset {offset} is missing, because the queue "
+            "begins later. Read from a later offset"
+        )
     if physical < 0 or size < MIN_RECORD_BYTES:
         raise CorruptRecord(
             f"topic {queue.topic}, queue {queue.queue_id}, offset {offset}: the entry is damaged ({size} bytes at log "

@@ -150,7 +150,7 @@ def test_reader_drops_rows_of_a_batch_that_ran_twice(
 
 
 def test_unknown_topic_and_exactly_once_are_refused(spark: SparkSession, serving: Serving) -> None:
-    with pytest.raises(PySparkException, match=r"no nowhere; it has copy \(1 queues\), orders \(2 queues\)"):
+    with pytest.raises(PySparkException, match=r"no nowhere; it has copy \(1 queue\), orders \(2 queues\)"):
         spark.read.format("mq").options(nameServer=serving.address, subscribe="nowhere").load().count()
     rows = spark.range(1).selectExpr("'x' AS body")
     with pytest.raises(PySparkException, match="Set delivery to at-least-once"):

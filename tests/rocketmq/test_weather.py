@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -206,11 +206,12 @@ def told(
     """Return what was measured."""
     times = Counter(row.body for row in rows)
     again = [body for body, came in group.times.items() if len(came) > times[body]]
+    brokers = {row.body: row.broker for row in rows}
     lines = [
         f"{len(rows):,} rows, of which {numbers:,} of the rate source; {len(rows) - len(times):,} were stored twice",
         f"{len(again):,} came to the group again, that is {len(again) / len(times):.1%}",
         *(
-            f"{each.name} was missing for {each.end - each.begin:.1f} s; {_again(each, group, again)}"
+            f"{each.name} was missing for {each.end - each.begin:.1f} s; {_again(each, group, again, brokers)}"
             for each in outages
         ),
         *(f"longest lag, {name}: {seconds:.1f} s" for name, seconds in found.items()),
@@ -218,10 +219,13 @@ def told(
     return "\n".join(lines)
 
 
-def _again(outage: Outage, group: Group, bodies: Sequence[bytes]) -> str:
-    """Return how many bodies came to the group again around an outage."""
-    times = [group.times[body][-1][0] for body in bodies]
-    return f"{sum(outage.begin <= at < outage.begin + EVERY_SECONDS for at in times):,} came again then"
+def _again(outage: Outage, group: Group, bodies: Sequence[bytes], brokers: Mapping[bytes, str]) -> str:
+    """Return how many bodies came to the group again around an outage, by broker and by member."""
+    came = {body: group.times[body] for body in bodies}
+    around = {body: each for body, each in came.items() if outage.begin <= each[-1][0] < outage.begin + EVERY_SECONDS}
+    members = Counter((brokers[body], each[0][1], each[-1][1]) for body, each in around.items())
+    kinds = (f"{count:,} of {broker} to {first}, then {last}" for (broker, first, last), count in members.items())
+    return f"{len(around):,} came again then: {'; '.join(kinds)}"
 
 
 def test_a_storm(rocketmq5: RocketMQ, spark: SparkSession, tmp_path: Path) -> None:

@@ -54,11 +54,11 @@ def test_demo_streams_all_flights_while_they_are_appended(tmp_path: Path) -> Non
 
 
 def test_error_of_a_query_is_one_line() -> None:
-    with pytest.raises(DemoFailed, match=r"^Spark failed: No space left\.$"), spark_errors_in_one_line():
+    with pytest.raises(DemoFailed, match=r"^Spark failed: No space left$"), spark_errors_in_one_line():
         raise StreamingQueryException("No space left.\n=== Streaming Query ===\n...")
     late = "Query terminated.\n=== Streaming Query ===\nPython worker failed to connect back."
     with (
-        pytest.raises(DemoFailed, match=r"^Spark failed: Query terminated\. .* Run the demo again$"),
+        pytest.raises(DemoFailed, match=r"^Spark failed: Query terminated\. This .* Run the demo again$"),
         spark_errors_in_one_line(),
     ):
         raise StreamingQueryException(late)

@@ -16,7 +16,8 @@ ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "reference" / "messages.md"
 HEAD = """# Messages of errors
 All messages of this project's errors, by class; `{name}` stands for a value. Catch the class; the message says what
-happened, where, and what to do. An error that only adds a place to the message of another error is not listed.
+happened, where, and what to do. An error that only adds a place to the message of another error is not listed. A row
+without a place or advice is a part of a longer message, which has them.
 """
 CLICK = {"UsageError", "BadParameter", "ClickException"}
 
