@@ -29,7 +29,7 @@ _logger = logging.getLogger("store")
 class Presence:
     """One member of a group, as brokers see it.
 
-    members: ids, sorted, from the first broker that answered.
+    members: ids, sorted, of the members that any broker lists: one that restarted lists each after its next heartbeat.
     listed_at: the `time.monotonic()` of this request.
     """
 
@@ -63,53 +63,56 @@ class Presence:
         """Update `members`, unless no broker answers."""
         self.listed_at = time.monotonic()
         try:
-            found = self._listed()
-            if found is not None and self._id not in found:  # the broker restarted, or missed heartbeats
+            lists = self._lists()
+            if any(self._id not in members for members in lists):  # a broker restarted, or missed heartbeats
                 self._beat()
-                found = self._listed()
+                lists = self._lists()
         except Unreachable as error:
-            found = None
+            lists = []
             _logger.warning("%s: the other members cannot be listed; trying again later: %s", self._what, error)
-        if found is not None:
-            self.members = sorted({*found, self._id})
+        if lists:
+            self.members = sorted({self._id}.union(*lists))
 
     def leave(self) -> None:
         header = UnregisterClient(self._id, None, self._group)
-        for error in self._send_all(RequestCode.UNREGISTER_CLIENT, header):
-            _logger.warning(
-                "%s: left the group, but a broker was not told, and notices it later: %s", self._what, error
-            )
+        for answer in self._ask_all(RequestCode.UNREGISTER_CLIENT, header):
+            if isinstance(answer, RemotingError):
+                _logger.warning(
+                    "%s: left the group, but a broker was not told, and notices it later: %s", self._what, answer
+                )
 
     def _beat(self) -> None:
         """Send a heartbeat. Raise an error if a broker refuses it, or if none answers."""
-        failed = list(self._send_all(RequestCode.HEART_BEAT, None, self._heart_beat))
+        answers = self._ask_all(RequestCode.HEART_BEAT, None, self._heart_beat)
+        failed = [answer for answer in answers if isinstance(answer, RemotingError)]
         refused = [error for error in failed if not isinstance(error, Unreachable)]
         if refused or (failed and len(failed) == len(self.masters())):
             raise (refused or failed)[0]
         self._beaten_at = time.monotonic()
 
-    def _send_all(self, code: RequestCode, header: Header | None, body: bytes = b"") -> Iterator[RemotingError]:
+    def _lists(self) -> list[list[str]]:
+        """Return the members that each broker lists which answers."""
+        lists: list[list[str]] = []
+        for answer in self._ask_all(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroup(self._group)):
+            if isinstance(answer, Command):
+                lists.append(parse_member_ids(bytes(answer.body)))
+            elif isinstance(answer, RequestRefused):  # the broker knows no member
+                lists.append([])
+            elif not isinstance(answer, Unreachable):
+                raise answer
+        return lists
+
+    def _ask_all(
+        self, code: RequestCode, header: Header | None, body: bytes = b""
+    ) -> Iterator[Command | RemotingError]:
+        """Send a request to all masters. Yield the answer, or the error, of each."""
         masters = self.masters().values()
         sent = [(broker, self._brokers.send(broker, code, header, body, ANSWER_SECONDS)) for broker in masters]
         for broker, answer in sent:
             try:
-                answered_or_unreachable(answer, broker, code)
+                yield answered_or_unreachable(answer, broker, code)
             except RemotingError as error:
                 yield error
-
-    def _listed(self) -> list[str] | None:
-        """Return the members that the first answering broker lists, None if no broker answers."""
-        for broker in self.masters().values():
-            code = RequestCode.GET_CONSUMER_LIST_BY_GROUP
-            answer = self._brokers.send(broker, code, ConsumerGroup(self._group), timeout=ANSWER_SECONDS)
-            try:
-                body = answered_or_unreachable(answer, broker, code).body
-            except RequestRefused:  # the broker knows no member
-                return []
-            except Unreachable:
-                continue
-            return parse_member_ids(bytes(body))
-        return None
 
 
 def answered_or_unreachable(answer: Future[Command], broker: Broker, code: RequestCode) -> Command:
