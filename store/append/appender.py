@@ -125,8 +125,12 @@ class GroupCommit:
             since = time.monotonic()
             with self._lock.threads:
                 if own.result is None:
-                    with self._lock.among_processes(since):
+                    holding = self._lock.holding(since)
+                    try:
+                        next(holding)
                         self._append_all(own)
+                    finally:  # Python can raise an interrupt between the end of a `with` block and its exit in Python
+                        holding.close()
         finally:
             self._waiting.pop(own, None)
         assert own.result is not None

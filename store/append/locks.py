@@ -19,7 +19,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -140,12 +140,11 @@ class StoreLock(Opened):
         """
         self.must_be_open()
         since = time.monotonic()
-        with self.threads, self.among_processes(since, timeout):
-            yield
+        with self.threads:
+            yield from self.holding(since, timeout)
 
-    @contextmanager
-    def among_processes(self, since: float, timeout: float | None = None) -> Iterator[None]:
-        """Hold the lock against other processes. The caller must hold `threads`.
+    def holding(self, since: float, timeout: float | None = None) -> Generator[None]:
+        """Hold the lock against other processes, from `next` to `close`. The caller must hold `threads`.
 
         since: when it began to wait for them.
         """
