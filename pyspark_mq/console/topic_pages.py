@@ -74,8 +74,9 @@ class TopicPages:
         return self._messages(search, find(self._site.log, search))
 
     def _messages(self, search: MessageSearch, found: FoundMessages) -> str:
-        offsets = [line.offset for line in found.lines] if search.queue else []
-        older = search.at(min(offsets) - search.count) if offsets else None
+        offsets = [line.offset for line in found.lines] if search.queue and not search.key else []
+        is_filtered = search.tags or search.sql  # then older matches may be any number of offsets back
+        older = search.at(min(offsets) - search.count) if offsets and not is_filtered else None
         newer = search.at(max(offsets) + 1) if offsets and search.place else None
         return self._site.part("_messages.html", search=search, found=found, older=older, newer=newer)
 

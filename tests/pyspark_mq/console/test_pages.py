@@ -121,6 +121,13 @@ def test_pages_of_a_queue_lead_to_older_and_newer(visitor: Visitor) -> None:
     assert 'href="/topic?topic=orders&amp;queue=0&amp;place=2&amp;count=1">Newer' in page
 
 
+@pytest.mark.parametrize("query", ["tags=A&queue=0", "sql=TRUE&queue=0", "key=o-0&queue=0"])
+def test_no_page_leads_to_older_matches_of_a_filter(visitor: Visitor, query: str) -> None:
+    page = visitor.page(f"/topic?topic=orders&{query}")
+    assert "/message?topic=orders" in page
+    assert ">Older" not in page
+
+
 def test_message_is_shown_as_json_text_and_hex(visitor: Visitor) -> None:
     where = "/message?topic=orders&queue=0&offset="
     assert "&#34;total&#34;: 7" in visitor.page(where + "0")
