@@ -216,8 +216,11 @@ def test_running_query_of_a_group(visitor: Visitor, shop: Path) -> None:
     assert '<td class="n">2</td>' in page
     page = visitor.page("/group?group=billing")
     assert f"A Spark query reads orders for this group. Process {os.getpid()} plans its batches" in page
-    assert "A reset does not move it" in visitor.page("/group/reset?group=billing&topic=orders&place=earliest")
+    page = visitor.page("/group/reset?group=billing&topic=orders&place=earliest")
+    assert "Stop the query first" in page
+    assert "<button" not in page
     query.close()
+    assert "<button" in visitor.page("/group/reset?group=billing&topic=orders&place=earliest")
     assert "A Spark query" not in visitor.page("/group?group=billing")
 
 
