@@ -75,7 +75,7 @@ class Appender:
             return AppendResult.concatenate(appended.results)
 
     def append_few(self, records: Sequence[EncodedRecord]) -> list[Where]:
-        """Append at least one record, together with those of other waiting threads. Raises as `append`."""
+        """Append at least one record, together with the records of other waiting threads. Raises as `append`."""
         return self._group_commit.append(records)
 
     def repair(self) -> None:
@@ -297,9 +297,10 @@ class LogTail:
 
 
 def _store_time(last: int) -> int:
-    """Return the store time (ms since 1970) of an append. last: that of the append before.
+    """Return the store time (ms since 1970) of an append. last: the store time of the append before.
 
-    If the clock was set back, this returns `last`, because a search by time needs ascending times.
+    If the clock was set back, this returns `last`, because a search by time needs ascending times. If `last` is far
+    ahead, the clock was wrong when it was stored, and this returns the present time.
     """
     now = int(time.time() * 1000)
     if last - now <= FAR_MS:

@@ -146,7 +146,7 @@ class StoreLock(Opened):
     def holding(self, since: float, timeout: float | None = None) -> Generator[None]:
         """Hold the lock against other processes, from `next` to `close`. The caller must hold `threads`.
 
-        since: when it began to wait for them.
+        since: `time.monotonic()` when the caller began to wait.
         """
         self.must_not_reenter()
         self.must_be_open()  # may have been closed during the wait for another thread

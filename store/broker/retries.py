@@ -114,7 +114,7 @@ def _has(store: MessageStore, message: StoredMessage) -> bool:
         found = decode_record(record, f"commit log offset {message.physical_offset}", check_crc=False)
     except (OffsetLost, OffsetNotYet, CorruptRecord):
         return False
-    # The offset of an archived message may be that of another message here.
+    # Another message may be at the offset of an archived one here.
     topics = found.topic, found.properties.get(PROPERTY_RETRY_TOPIC)  # consumers see its original topic
     own, its = ((each.queue_id, each.queue_offset, each.body_crc) for each in (found, message))
     return message.topic in topics and own == its

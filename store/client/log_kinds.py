@@ -19,7 +19,7 @@ def address_at(place: str, archive: str | None = None, options: str = "") -> Log
     """Return the address of the log at a path or URL.
 
     place: the path of a store, the path or URL of an archive, or "rocketmq://host:port" of a cluster.
-    archive: the URL of the archive to read together with the store; "" for none; None for that of the store's settings.
+    archive: the URL of the archive to read together with the store; "" for none; None for the one in its settings.
     options: fsspec's storage options, as JSON.
     """
     if place.startswith(SCHEME):

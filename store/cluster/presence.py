@@ -29,8 +29,8 @@ _logger = logging.getLogger("store")
 class Presence:
     """One member of a group, as brokers see it.
 
-    members: ids, sorted, of the members that any broker lists: one that restarted lists each after its next heartbeat.
-    listed_at: the `time.monotonic()` of this request.
+    members: the ids that at least one broker lists, sorted. A restarted broker lists a member after its next heartbeat.
+    listed_at: `time.monotonic()` when brokers were last asked for the members.
     """
 
     def __init__(self, brokers: Brokers, group: str, entry: MemberEntry, what: str) -> None:

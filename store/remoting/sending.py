@@ -94,7 +94,7 @@ class ServedSends:
         header, body = _SENDS[request.command.code].of(request.command.fields), bytes(request.command.body)
         is_batch = _is_batch(request, header)
         if is_batch:
-            # Wait before decoding: messages may need 40 times the memory of their frame.
+            # Wait before decoding: decoded messages take up to 12 times the memory of their frame.
             self._appending.wait_for_space()
             parts = _parts(body, header, self._store.config.maxMessageSize + _BATCH_SLACK)
         else:

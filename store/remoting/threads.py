@@ -21,7 +21,7 @@ _MOST_REST, _MOST_REST_SECONDS = 3, 0.5  # limits of a worker's sleep: a multipl
 
 
 def settle(waiting: Future[Result], work: Callable[[], Result]) -> None:
-    """Set `waiting` to the result or error of `work`, whatever it is, so that its reader never waits forever."""
+    """Set `waiting` to the result or any error of `work`, so that its reader never waits forever."""
     try:
         result = work()
     except StoreError as error:
